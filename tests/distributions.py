@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 OF_THE_HOST = (".ci/", ".github/", ".git-blame-ignore-revs")
 PLACES = {  # of the repository -> of the wheel
     "src/samecurve/": "samecurve/",
+    "src/samecurve_products/": "samecurve_products/",
     "models/": "samecurve/shipped/models/",
     "examples/": "samecurve/shipped/examples/",
     "docs/config.schema.json": "samecurve/shipped/docs/config.schema.json",

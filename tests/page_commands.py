@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from samecurve.cli.main import VERBS, cli, find_verb
+from samecurve.cli.main import all_verbs, cli, find_verb
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("docs/*.md")), ROOT / "README.md", ROOT / "examples/README.md"]
@@ -167,7 +167,7 @@ def is_named(name: str, text: str) -> bool:
 
 def parsed(words: list[str]) -> dict[str, Any]:
     """The flags by name. ClickException: the verb has no such flag."""
-    if words[0] not in VERBS:
+    if words[0] not in all_verbs():
         raise click.UsageError(f"there is no verb {words[0]}")
     command = find_verb(words[0])
     if isinstance(command, click.Group) and len(words) > 1:

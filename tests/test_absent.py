@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.cli.main import VERBS, find_verb
+from samecurve.cli.main import all_verbs, find_verb
 from samecurve.core.config.document import Document
 from samecurve.core.config.json_schema import as_table
 from samecurve.core.config.loading import LoadedConfig, load
@@ -35,10 +35,10 @@ def names() -> frozenset[str]:
     """All that a user can type, in small letters: keys and words of the config, flags, verbs,
     members of a task, extras; each from its beginning, and from each of its later words.
     """
-    typed = [*VERBS, *MEMBERS]
+    typed = [*all_verbs(), *MEMBERS]
     for row in re.findall(r"^\| `[^|]*\|[^|]*\|", as_table(Tasks()), flags=re.MULTILINE):
         typed += re.findall(r"\w+", row)
-    for verb in map(find_verb, VERBS):
+    for verb in map(find_verb, all_verbs()):
         typed += [name.lstrip("-") for option in verb.params for name in option.opts]
     typed += tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"

@@ -28,7 +28,7 @@ from page_commands import (
     shown_files,
     words_after_samecurve,
 )
-from samecurve.cli.main import VERBS, find_verb, main
+from samecurve.cli.main import all_verbs, find_verb, main
 from samecurve.cli.options import dashes
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
@@ -75,7 +75,7 @@ def inline_lines(page: Path) -> Iterator[Line]:
     text = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=FENCE)
     for match in re.finditer(r"`([^`\n]+)`", text):
         words = words_after_samecurve(match[1])
-        if words and words[0] in VERBS and "..." not in words:
+        if words and words[0] in all_verbs() and "..." not in words:
             number = text.count("\n", 0, match.start()) + 1
             yield Line(page, number, [PLACEHOLDERS.get(word, word) for word in words], [], True)
 
@@ -151,7 +151,7 @@ def test_every_number_of_a_plan_is_as_the_page_shows(
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_flags_that_a_page_names_are_there(page: Path) -> None:
     """In paragraphs and tables; the first column of a page for other tools has theirs."""
-    verbs = [command for name in VERBS for command in commands_of(find_verb(name))]
+    verbs = [command for name in all_verbs() for command in commands_of(find_verb(name))]
     known = {
         name
         for verb in verbs

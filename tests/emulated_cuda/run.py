@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from emulated_cuda import build
-from emulated_cuda.machine import GPUS, Emulation
+from samecurve_products.rehearse.emulated_cuda import build
+from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Trains small runs on emulated GPUs, one after another, by warm ranks: torch is imported once.
 
-test_strategies.py starts it as `python -m emulated_cuda.strategy_runs CASES ANSWERS`. CASES, in
+test_strategies_on_gpus.py starts it as `python -m strategy_runs CASES ANSWERS`. CASES, in
 JSON, holds runs by name: each is a list of legs, which follow each other in one run directory. A
 leg has `values` of a config and, where another leg follows, the step `stop_at`. ANSWERS gets what
 each run gave, or the words in which it was refused.

@@ -9,16 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from emulated import why_skipped
 
-from emulated_cuda import build
-from emulated_cuda.machine import Emulation
+from samecurve_products.rehearse.emulated_cuda import build
+from samecurve_products.rehearse.emulated_cuda.machine import Emulation
 
 CHECKS = Path(__file__).with_name("collective_checks.py")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def built() -> None:
-    if reason := build.why_not():
+    if reason := why_skipped():
         pytest.skip(reason)
     build.library()
 

@@ -6,10 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+from emulated import only_emulated
 
 from commands import command
-from emulated_cuda import build
-from emulated_cuda.device_faults import (
+from samecurve.observe.journal import read_events
+from samecurve_products.rehearse.emulated_cuda.device_faults import (
     ASSERTION,
     ECC,
     LAUNCH_FAILURE,
@@ -17,13 +18,12 @@ from emulated_cuda.device_faults import (
     DeviceFault,
     plan_fault,
 )
-from emulated_cuda.gpus import STATE, GpuFaults, write_faults
-from emulated_cuda.machine import Emulation
-from samecurve.observe.journal import read_events
+from samecurve_products.rehearse.emulated_cuda.gpus import STATE, GpuFaults, write_faults
+from samecurve_products.rehearse.emulated_cuda.machine import Emulation
 
 pytestmark = [
     pytest.mark.long,  # a run is two starts of two ranks: 20 s
-    pytest.mark.skipif(build.why_not() is not None, reason=build.why_not() or ""),
+    only_emulated,
 ]
 CONFIG = """\
 model: {{hidden_size: 32, num_layers: 1, num_heads: 2, kv_heads: 1, intermediate_size: 64,

@@ -9,19 +9,25 @@ from types import ModuleType
 
 import pytest
 
-from emulated_cuda.gpus import STATE, GpuFaults, write_faults, write_held
-from emulated_cuda.machine import GPUS
 from samecurve.probe import amd_sources, gpu_health, gpu_state, gpus, links, nvidia, sensors
 from samecurve.probe.gpu_health import GpuHealth
+from samecurve_products.rehearse.emulated_cuda import build
+from samecurve_products.rehearse.emulated_cuda.gpus import (
+    STATE,
+    GpuFaults,
+    write_faults,
+    write_held,
+)
+from samecurve_products.rehearse.emulated_cuda.machine import GPUS
 
-HERE = Path(__file__).parent
+START = Path(build.__file__).with_name("start")
 PROBE = Path(nvidia.__file__).parent
 ASKING = (gpu_health, gpu_state, links, nvidia, sensors)  # the modules that import pynvml
 
 
 def stand_in(name: str, file: str) -> ModuleType:
     """A module of start/, loaded under this environment and not put into sys.modules."""
-    spec = importlib.util.spec_from_file_location(name, HERE / "start" / file)
+    spec = importlib.util.spec_from_file_location(name, START / file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from emulated import why_skipped
 
-from emulated_cuda import build, report
-from emulated_cuda.machine import GPUS, Emulation
+from samecurve_products.rehearse.emulated_cuda import build, report
+from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation
 
 HERE = Path(__file__).parent
 MIB = 1 << 20
@@ -36,8 +37,7 @@ def child(arguments: list[str], emulation: Emulation) -> "subprocess.CompletedPr
 @pytest.fixture(scope="module", autouse=True)
 def built() -> Path:
     """The emulator's library; the tests skip where it cannot be had, and say why."""
-    reason = build.why_not()
-    if reason is not None:
+    if reason := why_skipped():
         pytest.skip(reason)
     return build.library()
 

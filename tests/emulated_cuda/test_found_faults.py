@@ -8,14 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from emulated import only_emulated
 
 from commands import command, samecurve, write_config
-from emulated_cuda.build import why_not
-from emulated_cuda.machine import Emulation
-from emulated_cuda.report import read
 from samecurve.observe.journal import read_events
+from samecurve_products.rehearse.emulated_cuda.machine import Emulation
+from samecurve_products.rehearse.emulated_cuda.report import read
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "")
+pytestmark = only_emulated
 OFFLOADED = ("--strategy", "fsdp", "--set", "devices.offload=true")
 SHORT = (
     "--no-exact",

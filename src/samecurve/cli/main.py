@@ -14,9 +14,10 @@ import sys
 import traceback
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -26,6 +27,11 @@ from samecurve.errors import Interrupted, SamecurveError, UserError, message_of
 from samecurve.launch.signals import Signals, kill_children
 from samecurve.terminal import echo, shorten, unbuffered
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from importlib.metadata import EntryPoint
+
+VERB_ENTRY_POINTS = "samecurve.verbs"  # the group by which an installed package brings a verb
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
 
 
@@ -37,22 +43,53 @@ VERBS = {
 }
 
 
+def all_verbs() -> list[str]:
+    """The names of our verbs and of those that installed packages bring, in alphabetical order."""
+    return sorted({*VERBS, *product_verbs()})
+
+
+@cache
+def product_verbs() -> "Mapping[str, EntryPoint]":
+    """The entry points of verbs that installed packages bring, by name. None replaces one of ours.
+
+    They are looked for where a verb is none of ours, or where all verbs are listed.
+    """
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=VERB_ENTRY_POINTS)}
+
+
 def find_verb(name: str) -> click.Command:
-    """The command of a verb. KeyError: there is no such verb."""
-    file = VERBS[name]
-    command = getattr(import_module(f"samecurve.cli.{file}"), file)
+    """The command of a verb. KeyError: there is no such verb. UserError: it can't be loaded."""
+    if name in VERBS:
+        file = VERBS[name]
+        command = getattr(import_module(f"samecurve.cli.{file}"), file)
+    else:
+        command = _load_verb(product_verbs()[name])
     assert isinstance(command, click.Command)
     return command
+
+
+def _load_verb(point: "EntryPoint") -> object:
+    try:
+        return point.load()
+    except (ImportError, AttributeError) as error:
+        package = point.dist.name if point.dist else point.module
+        raise UserError(
+            f"the verb {point.name} of the package {package} can't be loaded: {error}",
+            f"install {package} again, in a version for samecurve {__version__}; or uninstall it",
+            point.name,
+        ) from error
 
 
 class Verbs(VerbGroup):
     """`samecurve -f FILE` is `samecurve train -f FILE`."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(VERBS)
+        return all_verbs()
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        return find_verb(name) if name in VERBS else None
+        return find_verb(name) if name in VERBS or name in product_verbs() else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
@@ -63,12 +100,12 @@ class Verbs(VerbGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb = dashes(args[0]) if args and not ctx.resilient_parsing else ""
-        if verb and verb not in VERBS:
+        if verb and verb not in VERBS and verb not in product_verbs():
             from samecurve.cli.unknown_arguments import refuse_config
 
             refuse_config(args[0], args, "samecurve train")
-            near = get_close_matches(verb, VERBS, 1)
-            hint = f"did you mean {near[0]}?" if near else f"here: {', '.join(VERBS)}"
+            near = get_close_matches(verb, all_verbs(), 1)
+            hint = f"did you mean {near[0]}?" if near else f"here: {', '.join(all_verbs())}"
             raise click.UsageError(f"there is no verb {args[0]}; {hint}")
         return super().resolve_command(ctx, args)
 

@@ -13,8 +13,8 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from . import build
-from .told_build import tell_build
+from samecurve_products.rehearse.emulated_cuda import build, step_watch
+from samecurve_products.rehearse.emulated_cuda.told_build import tell_build
 
 
 class TorchFinder(MetaPathFinder):
@@ -46,7 +46,7 @@ class TorchFinder(MetaPathFinder):
             ctypes.CDLL(str(library))
             run_torch(module)
             load(library)
-            from . import torch_cuda
+            from samecurve_products.rehearse.emulated_cuda import torch_cuda
 
             torch_cuda.install()
 
@@ -69,3 +69,4 @@ def install() -> None:
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already: the emulated devices come too late")
     sys.meta_path.insert(0, TorchFinder())
+    step_watch.install()

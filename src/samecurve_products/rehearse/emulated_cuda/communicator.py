@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .exchange import Exchange, MismatchError
+from samecurve_products.rehearse.emulated_cuda.exchange import Exchange, MismatchError
 
 _GRACE = 5.0  # seconds; a GPU would have run the collectives of a healthy group long since
 

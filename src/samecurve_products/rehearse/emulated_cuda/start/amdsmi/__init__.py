@@ -6,8 +6,8 @@ fails, as amdsmi's does on a machine without a driver.
 
 import os
 
-from emulated_cuda import gpus
-from emulated_cuda.gpus import AMD, emulated_machine
+from samecurve_products.rehearse.emulated_cuda import gpus
+from samecurve_products.rehearse.emulated_cuda.gpus import AMD, emulated_machine
 
 _MACHINE = emulated_machine(os.environ, AMD)
 _MIB = 1 << 20

@@ -14,11 +14,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from . import gloo_on_cuda, nccl_watch
-from .communicator import Call, Message, Pending, joined
-from .exchange import Exchange, reduction_of
-from .nccl_group import NcclGroup
-from .nccl_rules import check_list, check_single, check_splits
+from samecurve_products.rehearse.emulated_cuda import gloo_on_cuda, nccl_watch
+from samecurve_products.rehearse.emulated_cuda.communicator import Call, Message, Pending, joined
+from samecurve_products.rehearse.emulated_cuda.exchange import Exchange, reduction_of
+from samecurve_products.rehearse.emulated_cuda.nccl_group import NcclGroup
+from samecurve_products.rehearse.emulated_cuda.nccl_rules import (
+    check_list,
+    check_single,
+    check_splits,
+)
 
 VERSION = (2, 28, 9)
 _DEFAULT_TIMEOUT = timedelta(minutes=10)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda.gpus import STATE
+from samecurve_products.rehearse.emulated_cuda.gpus import STATE
 
 _FILE = "failing-gpu.json"
 

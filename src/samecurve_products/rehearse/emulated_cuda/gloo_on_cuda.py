@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from .cpp_process_group import cpp
+from samecurve_products.rehearse.emulated_cuda.cpp_process_group import cpp
 
 
 class Staged:

@@ -14,10 +14,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from . import nccl_watch
-from .communicator import Call, Communicator, Message, Pending, joined
-from .cpp_process_group import cpp
-from .exchange import Exchange
+from samecurve_products.rehearse.emulated_cuda import nccl_watch
+from samecurve_products.rehearse.emulated_cuda.communicator import (
+    Call,
+    Communicator,
+    Message,
+    Pending,
+    joined,
+)
+from samecurve_products.rehearse.emulated_cuda.cpp_process_group import cpp
+from samecurve_products.rehearse.emulated_cuda.exchange import Exchange
 
 counted: Counter[tuple[str, str, str]] = Counter()  # calls by (group, operation, type)
 counted_bytes: Counter[tuple[str, str, str]] = Counter()

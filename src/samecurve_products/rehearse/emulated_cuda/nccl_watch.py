@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from .communicator import Call, Pending
-    from .nccl_group import NcclGroup
+    from samecurve_products.rehearse.emulated_cuda.communicator import Call, Pending
+    from samecurve_products.rehearse.emulated_cuda.nccl_group import NcclGroup
 
 _OFTEN = 0.1  # seconds between two looks
 _ENTRIES = 2000  # of the flight recorder, as TORCH_FR_BUFFER_SIZE has it by default

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from emulated_cuda.machine import GPUS, Gpu
+from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Gpu
 
 STATE = "EMULATED_CUDA_STATE"
 NVIDIA, AMD = "NVIDIA", "AMD"

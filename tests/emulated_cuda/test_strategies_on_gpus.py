@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from emulated import only_emulated
+from strategy_runs import Answer
 
-from emulated_cuda.build import why_not
-from emulated_cuda.machine import Emulation
-from emulated_cuda.strategy_runs import Answer
+from samecurve_products.rehearse.emulated_cuda.machine import Emulation
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "")
-TESTS = Path(__file__).parents[1]
+pytestmark = only_emulated
+HERE = Path(__file__).parent
 ONE, TWO, THREE, FOUR = "0", "0,1", "0,1,2", "0,1,2,3"
 LAUNCHES = {"single": 1700, "dp": 1750, "ddp": 1060, "fsdp": 780}  # of a steady step in f64
 Legs = Sequence[Mapping[str, Any]]
@@ -58,7 +58,7 @@ def train(home: Path, runs: Mapping[str, Legs], *, devices: int = 3) -> dict[str
     cases, answers = home / "cases.json", home / "answers.json"
     cases.write_text(json.dumps(runs))
     done = subprocess.run(
-        [sys.executable, "-m", "emulated_cuda.strategy_runs", cases, answers],
+        [sys.executable, "-m", "strategy_runs", cases, answers],
         cwd=home,
         env=_environment(devices),
         capture_output=True,
@@ -72,7 +72,7 @@ def train(home: Path, runs: Mapping[str, Legs], *, devices: int = 3) -> dict[str
 
 def _environment(devices: int) -> dict[str, str]:
     emulated = Emulation(devices=devices).environment()
-    paths = os.pathsep.join([emulated["PYTHONPATH"], str(TESTS)])
+    paths = os.pathsep.join([emulated["PYTHONPATH"], str(HERE)])
     return {**os.environ, **emulated, "PYTHONPATH": paths}
 
 

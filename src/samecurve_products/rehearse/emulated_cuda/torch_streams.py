@@ -8,7 +8,7 @@ from typing import Any
 import emulated_cuda_native as native
 import torch
 
-from .presence import tell_memory
+from samecurve_products.rehearse.emulated_cuda.presence import tell_memory
 
 
 def initialize() -> None:

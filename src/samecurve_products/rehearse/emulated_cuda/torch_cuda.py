@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import emulated_cuda_native as native
 import torch
 
-from . import report, torch_streams
-from .device_faults import watch_for_faults
-from .machine import GPUS, Emulation, Gpu, from_environment
+from samecurve_products.rehearse.emulated_cuda import report, torch_streams
+from samecurve_products.rehearse.emulated_cuda.device_faults import watch_for_faults
+from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation, Gpu, from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,7 +217,7 @@ def install_collectives() -> None:
             file=sys.stderr,
         )
         return
-    from . import nccl
+    from samecurve_products.rehearse.emulated_cuda import nccl
 
     nccl.install()
 

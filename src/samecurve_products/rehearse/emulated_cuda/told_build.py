@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from emulated_cuda import gpus
+from samecurve_products.rehearse.emulated_cuda import gpus
 
 
 def tell_build(spec: ModuleSpec, environment: Mapping[str, str]) -> None:

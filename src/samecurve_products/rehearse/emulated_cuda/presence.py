@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from emulated_cuda.gpus import STATE, write_held
+from samecurve_products.rehearse.emulated_cuda.gpus import STATE, write_held
 
 _INTERVAL = 0.1  # seconds
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from emulated_cuda import gpus
-from emulated_cuda.gpus import emulated_machine
+from samecurve_products.rehearse.emulated_cuda import gpus
+from samecurve_products.rehearse.emulated_cuda.gpus import emulated_machine
 
 _HERE = Path(__file__).resolve().parent
 

@@ -1,0 +1,90 @@
+"""A command that is rehearsed, from its start to its end; none of its processes stays behind."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from samecurve.errors import UserError
+from samecurve.launch.supervisor import OrphanGuard
+
+_GRACE = 10.0  # seconds that a command has to leave after Ctrl-C
+_KEPT = 1 << 17  # bytes at the end of its stderr that are kept
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended. code: negative for a signal; errors: the end of its stderr"""
+
+    code: int
+    errors: str
+
+
+def run_child(
+    words: Sequence[str], environment: Mapping[str, str], *, output: int, shows_errors: bool
+) -> Ended:
+    """Run a command to its end.
+
+    output: the file descriptor of its stdout
+    shows_errors: whether its stderr is passed on as it comes
+
+    UserError: there is no such program. Interrupted: a signal came; the command was stopped first.
+    """
+    try:
+        process = subprocess.Popen(
+            words,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C reaches it through us, once
+        )
+    except OSError as error:
+        raise UserError(
+            f"{words[0]} can't be started: {error.strerror}",
+            "a command that runs as it stands, such as: samecurve rehearse -- python SCRIPT",
+            "rehearse",
+        ) from None
+    with OrphanGuard() as guard, process:
+        guard.add(process.pid)
+        assert process.stderr is not None
+        kept = bytearray()
+        reader = threading.Thread(
+            target=_pass_on, args=(process.stderr, kept, shows_errors), name="errors", daemon=True
+        )
+        reader.start()
+        try:
+            process.wait()
+            reader.join()
+        finally:
+            if process.poll() is None:
+                _stop(process)
+            guard.remove(process.pid)
+    return Ended(process.returncode, kept.decode(errors="replace"))
+
+
+def _pass_on(stream: IO[bytes], kept: bytearray, shows: bool) -> None:  # noqa: FBT001
+    while block := os.read(stream.fileno(), 1 << 16):
+        kept += block
+        del kept[:-_KEPT]
+        if shows:
+            os.write(2, block)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a command as Ctrl-C does; after a while kill its group."""
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def output_file(path: Path) -> int:
+    """The descriptor of a new file for a command's output."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -1,0 +1,62 @@
+"""The rehearsal of any command: it runs as it stands, and sees emulated GPUs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from samecurve.experiments.scratch import scratch
+from samecurve_products.rehearse.child import run_child
+from samecurve_products.rehearse.config_rehearsal import gpus_in_words
+from samecurve_products.rehearse.emulator import Emulation, environment_of
+from samecurve_products.rehearse.failure import failure_of_script, with_failure
+from samecurve_products.rehearse.rehearsal import Memory, Rehearsal
+from samecurve_products.rehearse.report_files import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptRequest:
+    """A command that is to be rehearsed.
+
+    output: the file descriptor of its stdout: 1, or 2 where stdout is for JSON
+    """
+
+    words: Sequence[str]
+    emulation: Emulation
+    limit: int  # bytes of a GPU
+    output: int
+    say: Callable[[str], None]
+
+
+def rehearse_script(request: ScriptRequest) -> Rehearsal:
+    """Run a command with emulated GPUs; its output passes through. UserError: it can't start."""
+    with scratch("rehearse") as home:
+        request.say(f"{' '.join(request.words)} on {gpus_in_words(request.emulation)}")
+        ended = run_child(
+            request.words,
+            environment_of(request.emulation, home),
+            output=request.output,
+            shows_errors=True,
+        )
+        report = Report(home)
+    findings = [*report.findings()]
+    if ended.code:
+        findings = with_failure(failure_of_script(ended, report.steps + 1), findings)
+    notes = []
+    if not report.steps:
+        notes.append(
+            "no step of an optimizer of torch was seen on the emulated GPUs: does the command train"
+            " there? A step ends with a call of optimizer.step()"
+        )
+    return Rehearsal(
+        command=" ".join(request.words),
+        gpus=request.emulation.devices,
+        gpu=request.emulation.gpu,
+        plan="",
+        steps=report.steps,
+        steps_asked=0,
+        exit_code=ended.code,
+        findings=tuple(findings),
+        costs=report.costs(),
+        memory=Memory(peak=report.peak, limit=request.limit) if report.steps else None,
+        losses=None,
+        notes=tuple(notes),
+    )

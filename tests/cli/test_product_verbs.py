@@ -1,0 +1,60 @@
+"""A verb that an installed package brings, by an entry point of the group `samecurve.verbs`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from commands import refused
+from samecurve.cli import main as cli_main
+from samecurve.cli.main import VERBS, all_verbs, cli, product_verbs
+
+FILE = """
+import click
+
+@click.command()
+def greet():
+    '''Greet somebody.'''
+    click.echo("hello")
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package with verbs, as pip would leave it: one is lost, one is named as ours."""
+    (tmp_path / "greet_package.py").write_text(FILE)
+    info = tmp_path / "greetings-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 1.0\n")
+    verbs = ("greet", "lost", "plan")
+    places = ("greet_package:greet", "greet_package:lost", "greet_package:greet")
+    lines = [f"{verb} = {place}" for verb, place in zip(verbs, places, strict=True)]
+    (info / "entry_points.txt").write_text("\n".join(["[samecurve.verbs]", *lines]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    product_verbs.cache_clear()
+    yield
+    product_verbs.cache_clear()
+    sys.modules.pop("greet_package", None)
+
+
+@pytest.mark.usefixtures("package")
+def test_an_installed_package_brings_a_verb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert {"greet", "train"} <= set(all_verbs())
+    assert CliRunner().invoke(cli, ["greet"]).output == "hello\n"
+    assert "Trains nothing" in CliRunner().invoke(cli, ["plan", "--help"]).output  # ours stays
+    said = refused(monkeypatch, capsys, "lost", cwd=tmp_path)
+    assert "the verb lost of the package greetings can't be loaded: " in said
+    assert "remedy: install greetings again" in said
+    said = refused(monkeypatch, capsys, "gret", cwd=tmp_path)
+    assert "there is no verb gret; did you mean greet?" in said
+
+
+def test_a_verb_of_ours_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_main, "product_verbs", None)  # a call would raise
+    for verb in ("train", "plan", "schema"):
+        assert CliRunner().invoke(cli, [verb, "--help"]).exit_code == 0
+    assert "rehearse" not in VERBS
