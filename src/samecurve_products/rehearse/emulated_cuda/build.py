@@ -30,6 +30,8 @@ FLAGS = (
     "-Wall",
     "-Wno-unused-function",
 )
+# hook.py loads them before: the place of a torch is not written into a library that several share
+LIBRARIES = ("-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10")
 
 
 class CannotEmulateError(RuntimeError):
@@ -82,7 +84,7 @@ def library() -> Path:
 
 def cache_folder() -> Path:
     """The folder of the library for this torch, this Python and these sources."""
-    parts = [sys.version.encode(), " ".join(FLAGS).encode()]
+    parts = [sys.version.encode(), " ".join(FLAGS + LIBRARIES).encode()]
     parts += [file.name.encode() + file.read_bytes() for file in sorted(SOURCES.iterdir())]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -97,7 +99,8 @@ def compile_all(folder: Path) -> Path:
     options += [f"-isystem{path}" for path in (*includes, sysconfig.get_paths()["include"])]
     sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: -slowness(source))
     headers = b"".join(header.read_bytes() for header in sorted(SOURCES.glob("*.h")))
-    common = " ".join(options).encode() + headers
+    # an object is the same for any environment with this torch: where that lies is left out
+    common = " ".join([version("torch"), sys.version, NAME, *FLAGS]).encode() + headers
 
     def compiled(source: Path) -> Path:
         """The object file: what another build has left for the same text, or a new one."""
@@ -113,9 +116,7 @@ def compile_all(folder: Path) -> Path:
     with ThreadPoolExecutor(max(2, os.cpu_count() or 2)) as pool:
         objects = list(pool.map(compiled, sources))
     built = folder / f"{NAME}.so"
-    libraries = ["-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
-    place = [f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
-    run(["g++", "-shared", *map(str, objects), *place, *libraries, "-o", str(built)])
+    run(["g++", "-shared", *map(str, objects), f"-L{root}/lib", *LIBRARIES, "-o", str(built)])
     return built
 
 

@@ -43,6 +43,8 @@ class TorchFinder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             library = build.library()
+            # by its place here: another environment with this torch may have built the library
+            ctypes.CDLL(str(build.torch_root() / "lib" / "libtorch_python.so"))
             ctypes.CDLL(str(library))
             run_torch(module)
             load(library)
