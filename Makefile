@@ -18,7 +18,7 @@ VENV = @if test -x $(BIN)/python; then \
 	  $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }; \
 	fi
 
-.PHONY: demo test test-long chaos lint bench docs dist dist-check clean
+.PHONY: demo test test-long chaos lint emulator bench docs dist dist-check clean
 
 .venv/.run: pyproject.toml constraints.txt
 	$(VENV)
@@ -42,10 +42,13 @@ lint: .venv/.test
 
 test test-long: export PYTHONDONTWRITEBYTECODE :=  # some hundred processes import the program: compile it once
 
-test: lint
+emulator: .venv/.test  # compiled before the tests: on a busy machine that takes longer than a test may
+	$(BIN)/python -P -m samecurve_products.rehearse.emulated_cuda.build
+
+test: lint emulator
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
 
-test-long: lint
+test-long: lint emulator
 	$(BIN)/python -m pytest -m long --timeout 3600
 
 chaos: .venv/.test  # the fault campaign alone; it writes benchmarks/results/chaos-MACHINE.json

@@ -2,7 +2,8 @@
 
 The library lies outside the clone, in the user's cache. Two processes may ask at the same time:
 a file lock lets one build, and a rename publishes the whole library or none.
-`python -m samecurve_products.rehearse.emulated_cuda.build` builds it and prints its path.
+`python -m samecurve_products.rehearse.emulated_cuda.build` builds it and prints its path,
+or why it cannot be had here.
 """
 
 import fcntl
@@ -133,4 +134,5 @@ def run(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(library())
+    reason = why_not()
+    print(f"no emulated GPUs here: {reason}" if reason else library())
