@@ -17,6 +17,7 @@ from test_huggingface_data import (
 )
 
 from samecurve.errors import UserError
+from samecurve.tasks.huggingface.data import template_process
 from samecurve.tasks.huggingface.data.chat import ChatTemplate
 
 pytest.importorskip("transformers")
@@ -77,7 +78,7 @@ def of_library(template: str, talk: Any, tools: Any, *, prompt: bool) -> str:
     "template", [CHATML, MARKED, FORGETFUL, MISTRAL, GEMMA, CALLS, ALWAYS, PLAIN, MANY]
 )
 def test_templates_render_as_in_the_library(template: str) -> None:
-    """Character for character, and far below the limits."""
+    """Character for character."""
     talk: list[dict[str, Any]] = [{"role": "system", "content": "be kind"}, *TALK]
     talk += [{**TALK[1], "content": "<think>a\nb</think>\nthe rain", "tool_calls": [{"name": "n"}]}]
     chat = ChatTemplate(template, NAMES, [])
@@ -86,11 +87,6 @@ def test_templates_render_as_in_the_library(template: str) -> None:
             for prompt in (False, True):
                 text = chat._render(messages, tools=tools, prompt=prompt)
                 assert text == of_library(template, messages, tools, prompt=prompt)
-    assert chat._limited
-    meter = chat._limited._meter
-    inputs = sum(meter.weigh(each) for each in (talk * 25, TOOLS))
-    print(f"{meter.spent / inputs:.1f} cells for each cell of the conversation")
-    assert meter.spent < 60 * inputs
 
 
 DOUBLED = "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}"
@@ -157,26 +153,19 @@ HOSTILE = {
     "marked spans": "{% for i in range(99999) %}{{ 'a' * 999 }}{% generation %}a{% endgeneration %}"
     "{% endfor %}",
     "random words": "{{ lipsum(n=1000000) }}",
-    "links": "{{ 'a' | urlize }}",
-    "long": "{# " + "a" * 300_000 + " #}",
 }
 
-# each a second or more, and ended by what ends another one, too: make test-long
-LIKE_OTHERS = {
-    *("nested text", "nested text in a list", "nested json", "nested equality", "nested test"),
-    *("nested in", "nested item", "nested get", "recursive loop", "join"),
-}
+# ended by the limit of text, of memory, of time (which ends the child)
+SHORT = {"product", "width", "doubled", "loops"}
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.long] if name in LIKE_OTHERS else [])
-        for name in HOSTILE
-    ],
+    [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in HOSTILE],
 )
-def test_a_hostile_template_ends_in_words(name: str) -> None:
-    """In bounded time and memory."""
+def test_a_hostile_template_ends_in_words(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bounded time and memory; the next conversation is rendered all the same."""
+    monkeypatch.setattr(template_process, "SECONDS", 0)  # and the one that has begun
     template = HOSTILE[name]
     held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match="the chat template") as refused:
@@ -185,10 +174,10 @@ def test_a_hostile_template_ends_in_words(name: str) -> None:
     print(f"{most >> 10} MiB, {refused.value}")
     assert "data.chat_template" in str(refused.value)
     assert most < 300 << 10
+    assert ChatTemplate(PLAIN, NAMES, []).prompt("the sea")
 
 
-@pytest.mark.parametrize("name", ["product", "loops", "links", "random words"])
-def test_a_prompt_meets_the_same_limits(name: str) -> None:
+def test_a_prompt_meets_the_same_limits() -> None:
     with pytest.raises(UserError, match="the chat template") as refused:
-        ChatTemplate(HOSTILE[name], NAMES, []).prompt("the sea")
+        ChatTemplate(HOSTILE["product"], NAMES, []).prompt("the sea")
     assert "--no-chat" in refused.value.remedy

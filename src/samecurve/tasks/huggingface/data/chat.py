@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from samecurve.tasks.huggingface.data.messages import (
 from samecurve.units import counted
 
 if TYPE_CHECKING:
-    from samecurve.tasks.huggingface.data.template_limits import LimitedTemplate
+    from samecurve.tasks.huggingface.data.template_process import TemplateProcess
 
 Span = tuple[int, int]  # characters [begin, end)
 
@@ -68,9 +69,6 @@ class ChatTemplate:
         self._names = dict(names)
         self._special = sorted(special, key=len, reverse=True)
         self._marked = _MARKED.search(text) is not None
-        self._limited: LimitedTemplate | None = None
-        # compiled by the library, without limits; it has the word that the library looks for
-        self._stand_in = f"{{# {uuid.uuid4()} {{% generation %}} #}}"
 
     def prompt(self, text: str) -> str:
         """A user's message as text, up to where the assistant answers.
@@ -231,32 +229,22 @@ class ChatTemplate:
     def _rendered(
         self, messages: Messages, tools: Any, *, prompt: bool = False, marks: bool = False
     ) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
+        inputs = {
+            "conversations": [[dict(message) for message in messages]],
+            "tools": tools,
+            "return_assistant_tokens_mask": marks,
+            "add_generation_prompt": prompt,
+            **self._names,
+        }
+        return _renderer().render(self._text, inputs)
 
-        render: Any = render_jinja_template
-        with self._limits(messages, tools):
-            texts, spans = render(
-                [[dict(message) for message in messages]],
-                tools=tools,
-                chat_template=self._stand_in,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=prompt,
-                **self._names,
-            )
-        return texts[0], [tuple(span) for span in spans[0]] if marks else []
 
-    @contextmanager
-    def _limits(self, *inputs: Any) -> Iterator[None]:
-        """Let the library's stand-in render this template, counted, within the block."""
-        from transformers.utils.chat_template_utils import _compile_jinja_template
+@cache
+def _renderer() -> "TemplateProcess":
+    """The process that renders all templates of this one."""
+    from samecurve.tasks.huggingface.data.template_process import TemplateProcess
 
-        from samecurve.tasks.huggingface.data.template_limits import LimitedTemplate
-
-        template: Any = _compile_jinja_template(self._stand_in)  # the library keeps it
-        if self._limited is None or self._limited.place is not template:
-            self._limited = LimitedTemplate(self._text, template)
-        with self._limited.counted(*inputs):
-            yield
+    return TemplateProcess()
 
 
 @contextmanager
@@ -264,7 +252,7 @@ def _told_errors(place: str, remedy: str) -> Iterator[None]:
     """Turn what a template raises into a UserError. remedy: what can be done without correcting."""
     from jinja2 import TemplateSyntaxError
 
-    from samecurve.tasks.huggingface.data.template_meter import TemplateLimitError
+    from samecurve.tasks.huggingface.data.template_process import TemplateLimitError
 
     try:
         yield
