@@ -87,7 +87,9 @@ def test_steady_steps_are_counted_and_ranks_are_merged(tmp_path: Path) -> None:
     first = step(1, user=2, samecurve=1, library=5)
     later = [step(number, user=2, samecurve=1) for number in range(2, 6)]
     race = finding("race", IN_TORCH, OF_THE_USER, there=IN_TRAINER)
-    write_report(tmp_path, 0, first, race, race, *later, {"row": "end", "counts": {}})
+    write_report(
+        tmp_path, 0, first, race, race, *later, {"row": "end", "command": ["my.py"], "counts": {}}
+    )
     write_report(tmp_path, 1, first, *later[:1], race, *later[1:])
     report = Report(tmp_path)
     assert (report.steps, report.peak) == (5, 500)

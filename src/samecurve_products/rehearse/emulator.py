@@ -17,14 +17,20 @@ from samecurve.errors import RunError, UserError
 from samecurve.probe.engines import torch_build
 from samecurve_products.rehearse.emulated_cuda import build
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation
+from samecurve_products.rehearse.emulated_cuda.report import Finding as Found
+from samecurve_products.rehearse.emulated_cuda.report import ProcessReport
+from samecurve_products.rehearse.emulated_cuda.report import read as read_reports
 
 __all__ = [
     "Emulation",
+    "Found",
+    "ProcessReport",
     "build_emulator",
     "check_can_emulate",
     "environment_of",
     "gpu_names",
     "memory_of",
+    "read_reports",
 ]
 
 _VENV = "rehearse-venv"

@@ -243,7 +243,7 @@ def write_report_at_exit(emulation: Emulation) -> None:
     def write() -> None:
         if not state["is_silent"]:
             state["is_silent"] = True
-            report.write_end(folder, sys.argv, native.counts())
+            report.append(folder, {"row": "end", "command": sys.argv, "counts": native.counts()})
 
     exit_at_once: Any = os._exit
 
