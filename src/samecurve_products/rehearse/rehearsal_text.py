@@ -23,6 +23,10 @@ _REMEDIES = {
     "pinned_source": "event.synchronize() before a pinned buffer is written again",
     "late_copy": "wait before the copy is read: torch.cuda.current_stream().synchronize()",
     "host_read": "copy it to the host first: tensor.cpu()",
+    "not_deterministic": (
+        "none is needed for a run that is not exact; --exact (train.exact: true) is refused with"
+        " these"
+    ),
 }
 # kinds that have a line even where nothing was found
 _ALWAYS = ("race", "host_read", "host sync")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import emulated_cuda_native as native
 import torch
 
-from samecurve_products.rehearse.emulated_cuda import report, torch_streams
+from samecurve_products.rehearse.emulated_cuda import nondeterministic, report, torch_streams
 from samecurve_products.rehearse.emulated_cuda.device_faults import watch_for_faults
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation, Gpu, from_environment
 
@@ -31,6 +31,7 @@ AMD_ARCHITECTURES = ["gfx90a", "gfx942", "gfx1100"]
 def install() -> None:
     """Give torch its devices. torch is imported, and the native part is in memory already."""
     native.install()
+    native.set_nondeterministic(nondeterministic.rows())
     emulation = from_environment()
     gpu = GPUS[emulation.gpu]
     name_versions(gpu)

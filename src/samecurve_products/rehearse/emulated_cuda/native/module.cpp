@@ -1,6 +1,7 @@
 // The Python module emulated_cuda_native.
 #include "arena.h"
 #include "counts.h"
+#include "deterministic.h"
 #include "faults.h"
 #include "findings.h"
 #include "generators.h"
@@ -117,6 +118,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   });
 
   module.def("fail_device", &fail_device);
+  module.def("set_nondeterministic", &set_nondeterministic);
+
   module.def("take_memory", &take_memory);
 
   module.def("host_view", &host_view);
