@@ -79,7 +79,9 @@ def _counts(native: ModuleType) -> dict[str, Any]:
         "copies_to_device": counts["h2d"],
         "copies_to_host": counts["d2h"],
         "syncs": Counter(counts["sync_at"]),
-        "memory_peak": max(native.memory(index)[1] for index in range(native.device_count())),
+        "memory_peak": max(
+            (native.memory(index)[1] for index in range(native.device_count())), default=0
+        ),
         **_collectives(vars(sys.modules.get(_NCCL, os))),
     }
 

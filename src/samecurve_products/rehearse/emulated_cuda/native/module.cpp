@@ -101,6 +101,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("install", &install);
   module.def("watch_host_reads", &watch_host_reads);
   module.def("device_count", &device_count);
+  module.def("show_devices", &show_devices);
   module.def("get_device", &current_device);
   module.def("set_device", &set_current_device);
   module.def("exchange_device", &exchange_device);
@@ -117,9 +118,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), static_cast<size_t>(bytes));
   });
 
-  module.def("fail_device", &fail_device);
   module.def("set_nondeterministic", &set_nondeterministic);
 
+  module.def("fail_device", &fail_device);
   module.def("take_memory", &take_memory);
 
   module.def("host_view", &host_view);
