@@ -82,13 +82,18 @@ def library() -> Path:
     return built
 
 
+def cache_home() -> Path:
+    """The directory of all that the emulator keeps."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "samecurve" / "emulated-cuda"
+
+
 def cache_folder() -> Path:
     """The folder of the library for this torch, this Python and these sources."""
     parts = [sys.version.encode(), " ".join(FLAGS + LIBRARIES).encode()]
     parts += [file.name.encode() + file.read_bytes() for file in sorted(SOURCES.iterdir())]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "samecurve" / "emulated-cuda" / f"{version('torch')}-{digest}"
+    return cache_home() / f"{version('torch')}-{digest}"
 
 
 def compile_all(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import emulated_cuda_native as native
 import torch
 
-from samecurve_products.rehearse.emulated_cuda import nondeterministic, report, torch_streams
+from samecurve_products.rehearse.emulated_cuda import report, torch_streams
 from samecurve_products.rehearse.emulated_cuda.device_faults import watch_for_faults
 from samecurve_products.rehearse.emulated_cuda.gpus import AMD, CUDA, HIP, NVIDIA, uuid_of
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation, Gpu, from_environment
@@ -31,7 +31,6 @@ AMD_ARCHITECTURES = ["gfx90a", "gfx942", "gfx1100"]
 def install() -> None:
     """Give torch its devices. torch is imported, and the native part is in memory already."""
     native.install()
-    native.set_nondeterministic(nondeterministic.rows())
     emulation = from_environment()
     gpu = GPUS[emulation.gpu]
     name_versions(gpu)
@@ -86,6 +85,8 @@ def fill_devices(emulation: Emulation, gpu: Gpu) -> None:
     )
     cuda.get_arch_list = lambda: list(architectures)
     torch.backends.cuda.is_built = lambda: True
+    cudnn: Any = torch.backends.cudnn
+    cudnn.is_acceptable = lambda _tensor: False  # torch's own function warns of a build without it
     properties = [device_properties(gpu, emulation, index) for index in range(emulation.devices)]
     cuda.get_device_properties = lambda device=None: properties[
         torch_streams.seen_gpus()[torch_streams.index_of(device)]
