@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 MIB = 1 << 20
 CHECKS = [
     line.split("(")[0].removeprefix("def ")
-    for line in (HERE / "emulator_checks.py").read_text().splitlines()
+    for file in ("emulator_checks.py", "operator_checks.py")
+    for line in (HERE / file).read_text().splitlines()
     if line.startswith("def check_")
 ]
 
