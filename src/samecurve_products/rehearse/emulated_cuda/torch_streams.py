@@ -96,7 +96,7 @@ class Stream(torch.Stream):
 
     @property
     def cuda_stream(self) -> int:
-        return int(self.stream_id)
+        return raw(int(self.stream_id))
 
     def record_event(self, event: Any = None) -> Any:
         event = Event() if event is None else event
@@ -105,6 +105,24 @@ class Stream(torch.Stream):
 
     def wait_stream(self, stream: Any) -> None:
         self.wait_event(stream.record_event())
+
+
+class ExternalStream(Stream):
+    """torch.cuda.ExternalStream: a stream by its address."""
+
+    def __new__(cls, stream_ptr: int, device: Any = None, **_: Any) -> "ExternalStream":
+        index = index_of(device)
+        return super().__new__(
+            cls,
+            stream_id=stream_ptr % _ADDRESS,
+            device_index=index,
+            device_type=current_stream(index).device_type,
+        )
+
+
+def raw(stream_id: int) -> int:
+    """The address of a stream. CUDA gives 0, 1 and 2 meanings of their own."""
+    return _ADDRESS + stream_id if stream_id else 0
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -154,8 +172,9 @@ def install() -> None:
     core: Any = torch._C
     core._cuda_getCurrentStream = stream_data
     core._cuda_getDefaultStream = lambda device: (0, device, stream_data(device)[2])
-    core._cuda_getCurrentRawStream = lambda device: stream_data(device)[0]
+    core._cuda_getCurrentRawStream = lambda device: raw(stream_data(device)[0])
     cuda.Stream = cuda.streams.Stream = Stream
+    cuda.ExternalStream = cuda.streams.ExternalStream = ExternalStream
     cuda.Event = cuda.streams.Event = Event
     cuda.current_stream, cuda.default_stream = current_stream, default_stream
     cuda.stream, cuda.set_stream = stream, set_stream
