@@ -1,5 +1,6 @@
 """The rehearsal of any command: it runs as it stands, and sees emulated GPUs."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class ScriptRequest:
 def rehearse_script(request: ScriptRequest) -> Rehearsal:
     """Run a command with emulated GPUs; its output passes through. UserError: it can't start."""
     with scratch("rehearse") as home:
-        request.say(f"{' '.join(request.words)} on {gpus_in_words(request.emulation)}")
+        request.say(f"{shlex.join(request.words)} on {gpus_in_words(request.emulation)}")
         ended = run_child(
             request.words,
             environment_of(request.emulation, home),
@@ -47,7 +48,7 @@ def rehearse_script(request: ScriptRequest) -> Rehearsal:
             " there? A step ends with a call of optimizer.step()"
         )
     return Rehearsal(
-        command=" ".join(request.words),
+        command=shlex.join(request.words),
         gpus=request.emulation.devices,
         gpu=request.emulation.gpu,
         plan="",

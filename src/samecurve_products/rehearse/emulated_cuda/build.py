@@ -19,7 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAME = "emulated_cuda_native"
-TORCH_VERSIONS = ("2.13",)  # tried with the tests of this folder
+# Tried with tests/emulated_cuda. Others need a CPU build to be tried with: torch's wheels for Linux
+# on PyPI are CUDA builds, and the wheels of CPU builds before and after 2.13 could not be had.
+TORCH_VERSIONS = ("2.13",)
 SOURCES = Path(__file__).parent / "native"
 FLAGS = (
     "-O1",
@@ -59,9 +61,14 @@ def why_not() -> str | None:
         return f"torch {torch_version} has CUDA devices of its own: the emulator needs a CPU build"
     if not sys.platform.startswith("linux"):
         return f"the emulator runs on Linux, not on {sys.platform}"
-    if shutil.which("g++") is None:
+    if lacks_compiler():
         return "g++ is missing: apt-get install g++"
     return None
+
+
+def lacks_compiler() -> bool:
+    """Whether the library has to be compiled, and there is no g++."""
+    return shutil.which("g++") is None and not built_library().exists()
 
 
 def library() -> Path:
@@ -69,10 +76,10 @@ def library() -> Path:
     reason = why_not()
     if reason is not None:
         raise CannotEmulateError(reason)
-    place = cache_folder()
-    built = place / f"{NAME}.so"
+    built = built_library()
     if built.exists():
         return built
+    place = built.parent
     place.mkdir(parents=True, exist_ok=True)
     with open(place / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -80,6 +87,11 @@ def library() -> Path:
             with tempfile.TemporaryDirectory(dir=place) as folder:
                 os.replace(compile_all(Path(folder)), built)
     return built
+
+
+def built_library() -> Path:
+    """Where the library lies, once it is built."""
+    return cache_folder() / f"{NAME}.so"
 
 
 def cache_home() -> Path:
