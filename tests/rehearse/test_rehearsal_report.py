@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from samecurve_products.rehearse.child import Ended, run_child
 from samecurve_products.rehearse.config_rehearsal import compare
 from samecurve_products.rehearse.emulated_cuda import build
 from samecurve_products.rehearse.failure import failure_of_run, failure_of_script, with_failure
-from samecurve_products.rehearse.rehearsal import Finding, Memory, Rehearsal
+from samecurve_products.rehearse.rehearsal import Finding, Memory, Rehearsal, StepCosts
 from samecurve_products.rehearse.rehearsal_text import as_json, as_text
 from samecurve_products.rehearse.report_files import Report, place_of, shown
 
@@ -218,6 +219,16 @@ def test_the_text_says_what_passed_what_failed_and_what_was_not_reached() -> Non
     values = json.loads(as_json(rehearsal(failed)))
     assert values["fails"] is True
     assert values["losses"]["difference"] is None  # infinite, which JSON does not have
+    costs = StepCosts(
+        operations=0,
+        collectives=0,
+        collective_bytes=0,
+        copies_to_device=0,
+        copies_to_host=0,
+        own_syncs=0,
+    )
+    text = as_text(replace(rehearsal(), costs=costs))  # a script that trains on the CPU
+    assert text.endswith("result   nothing was rehearsed: no step ran on an emulated GPU")
     slow = Finding(kind="host sync", text="a number is read", place="a.py:3 in loss", times=2)
     text = as_text(rehearsal(slow))
     assert "WARN     host syncs               1 place, 2 a step" in text

@@ -179,4 +179,6 @@ def _verdict(rehearsal: Rehearsal) -> str:
     failing = [finding for finding in rehearsal.findings if finding.fails]
     if failing:
         return f"result   {counted(len(failing), 'finding')} would fail, or train wrong, on GPUs"
+    if rehearsal.costs and not rehearsal.costs.operations:
+        return "result   nothing was rehearsed: no step ran on an emulated GPU"
     return "result   nothing found that would fail on GPUs"
