@@ -1,5 +1,6 @@
 """Whether this folder's tests can run here."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,3 +16,7 @@ def why_skipped() -> str:
 
 
 only_emulated = pytest.mark.skipif(bool(why_skipped()), reason=why_skipped())
+# what a developer hides of real GPUs would hide emulated ones too
+for _variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+    if not why_skipped():
+        os.environ.pop(_variable, None)

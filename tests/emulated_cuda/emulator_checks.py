@@ -9,7 +9,6 @@ import io
 import json
 import sys
 import traceback
-import warnings
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 
 # isort: split
 import emulated_cuda_native as native  # after torch, which brings it
+import operator_checks
 
 DEVICE = torch.device("cuda:0")
 MIB = 1 << 20
@@ -322,25 +322,7 @@ def check_launches_are_counted_as_cuda_launches() -> None:
     assert counts["bytes"]["aten::_foreach_mul_.Scalar"] == 150 * 10 * 4 * 2
 
 
-# ---- determinism, randomness, refusals
-
-
-def check_operations_without_a_deterministic_kernel_raise() -> None:
-    values = torch.randn(1, 2, 6, 6, device=DEVICE, requires_grad=True)
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(RuntimeError, match=r"^adaptive_avg_pool2d_backward_cuda does not have"):
-            F.adaptive_avg_pool2d(values, 3).sum().backward()
-        with pytest.raises(RuntimeError, match=r"^median CUDA with indices output does not have"):
-            values.detach().median(-1)
-        values.detach().cumsum(-1)  # raises in no CUDA build, whatever torch's docstring says
-        torch.use_deterministic_algorithms(True, warn_only=True)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            values.detach().median(-1)
-        assert "median CUDA with indices output" in str(caught[0].message)
-    finally:
-        torch.use_deterministic_algorithms(False)
+# ---- randomness, refusals
 
 
 def check_random_state_is_sixteen_bytes_and_repeats() -> None:
@@ -367,10 +349,10 @@ def check_graphs_are_refused_by_name() -> None:
 
 def main(chosen: list[str]) -> None:
     """Run the checks, or those that are chosen, and print a JSON row for each."""
-    names = chosen or [name for name in globals() if name.startswith("check_")]
-    for name in names:
+    checks = {**globals(), **vars(operator_checks)}
+    for name in chosen or [name for name in checks if name.startswith("check_")]:
         try:
-            globals()[name]()
+            checks[name]()
             error = ""
         except BaseException:  # the parent prints it
             error = traceback.format_exc()

@@ -3,22 +3,34 @@
 import ast
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from emulated import only_emulated
 
-from samecurve.probe import amd_sources, gpu_health, gpu_state, gpus, links, nvidia, sensors
+from commands import command
+from samecurve.probe import (
+    amd_load,
+    amd_sources,
+    gpu_health,
+    gpu_state,
+    gpus,
+    links,
+    nvidia,
+    sensors,
+)
 from samecurve.probe.gpu_health import GpuHealth
-from samecurve_products.rehearse.emulated_cuda import build
+from samecurve_products.rehearse.emulated_cuda import build, told_kernel
 from samecurve_products.rehearse.emulated_cuda.gpus import (
     STATE,
     GpuFaults,
     write_faults,
     write_held,
 )
-from samecurve_products.rehearse.emulated_cuda.machine import GPUS
+from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation
 
 START = Path(build.__file__).with_name("start")
 PROBE = Path(nvidia.__file__).parent
@@ -140,3 +152,62 @@ def test_an_amd_gpu_is_told_by_its_library(state: Path, monkeypatch: pytest.Monk
     assert [gpu.name for gpu in found] == ["AMD Instinct MI300X (gfx942)"] * 3
     assert [gpu.uncorrected_errors for gpu in found] == [0, 7, 0]
     assert found[0].memory == GPUS["MI300X"].memory
+
+
+def test_a_machine_of_amd_gpus_is_found_as_rocm_lays_it_out(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names, memory, links, faults and sensors, in the order that ROCR_VISIBLE_DEVICES gives."""
+    monkeypatch.setenv("EMULATED_CUDA_GPU", "MI300X")
+    monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "2,0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(state))
+    monkeypatch.setitem(sys.modules, "amdsmi", stand_in("amdsmi", "amdsmi/__init__.py"))
+    without_driver = stand_in("emulated_pynvml", "pynvml.py")
+    for asking in ASKING:
+        monkeypatch.setattr(asking, "pynvml", without_driver)
+    monkeypatch.setattr(gpus, "TOPOLOGY", gpus.TOPOLOGY)  # both are put back after this test
+    monkeypatch.setattr(amd_load, "read_card", amd_load.read_card)
+    for name, look in told_kernel.looks(os.environ).items():
+        look(sys.modules[name])
+    write_faults(state, {2: GpuFaults(uncorrected_errors=7, celsius=80)})
+    write_held(state, {0: 3 << 30})
+    found = gpus.find_gpus(os.environ)
+    mi300x = "AMD Instinct MI300X (gfx942)"
+    assert (found.vendor, found.variable) == ("AMD", "HIP_VISIBLE_DEVICES")
+    assert [(gpu.name, gpu.memory) for gpu in found.devices] == [
+        (mi300x, GPUS["MI300X"].memory)
+    ] * 2
+    assert links.find_links() == {(0, 1): "XGMI", (1, 0): "XGMI"}
+    states = gpu_state.gpu_states("AMD", os.environ)
+    assert [gpu.uncorrected_errors for gpu in states] == [7, 0]
+    assert [process.pid for process in states[1].processes] == [os.getpid()]
+    [kernels] = {gpu.name for gpu in amd_sources.from_kernel(gpus.TOPOLOGY)}
+    assert kernels == "gfx942"  # where amdsmi is not installed
+    reading = sensors.Sensors(found.devices, [0, 1], 1).read({0: os.getpid(), 1: os.getpid()})
+    assert reading["celsius_by_device"] == [80, 41]
+    assert reading["memory_bytes_by_device"] == [0, (3 << 30) + (512 << 20)]
+
+
+@pytest.mark.long  # two runs of the program: 10 s
+@only_emulated
+def test_check_and_plan_name_amd_gpus_and_rccl(tmp_path: Path) -> None:
+    tiny = Path(__file__).parents[2] / "models" / "tiny.yaml"
+    printed = "".join(
+        subprocess.run(
+            command(*words),
+            cwd=tmp_path,
+            env={**os.environ, **Emulation(gpu="MI300X").environment()},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        ).stdout
+        for words in (("check",), ("plan", "-f", tiny))
+    )
+    for words in (
+        "MI300X (gfx942) (UUID",
+        "built for ROCm 7.0.51831; it sees 2 of 2 GPUs",
+        "PASS   RCCL  ",
+        "ddp over nccl   f32   2 x AMD Instinct MI300X (gfx942)",
+    ):
+        assert words in printed

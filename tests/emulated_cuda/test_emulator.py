@@ -16,7 +16,8 @@ HERE = Path(__file__).parent
 MIB = 1 << 20
 CHECKS = [
     line.split("(")[0].removeprefix("def ")
-    for line in (HERE / "emulator_checks.py").read_text().splitlines()
+    for file in ("emulator_checks.py", "operator_checks.py")
+    for line in (HERE / file).read_text().splitlines()
     if line.startswith("def check_")
 ]
 
@@ -57,29 +58,77 @@ def test_promise(check: str, results: dict[str, str]) -> None:
     assert not results[check], results[check]
 
 
-HOST_READ = """
-import ctypes, faulthandler, torch
+WAYS_TO_HOST = """
+import ctypes, faulthandler, json, os, sys
+import numpy as np
+import torch
+from torch.utils import dlpack
 faulthandler.enable()
-values = torch.arange(4.0, device="cuda:1")
-print(values.cpu().numpy().tolist(), flush=True)
-ctypes.string_at(values.data_ptr(), 4)
+
+def address(): return ctypes.string_at(values.data_ptr(), 4)
+def ctypes_array(): return (ctypes.c_float * 4).from_address(values.data_ptr())[0]
+def write(): return ctypes.memset(values.data_ptr(), 0, 4)
+def numpy(): return values.numpy()
+def array(): return np.asarray(values)
+def buffer(): return memoryview(values)
+def dlpack_to_numpy(): return np.from_dlpack(values)
+def dlpack_to_torch(): return torch.from_dlpack(values).tolist()
+def dlpack_on_a_stream():
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        taken = torch.from_dlpack(values)  # which waits for the default stream
+        assert stream == torch.cuda.ExternalStream(stream.cuda_stream)
+        return taken.tolist()
+def capsule_to_torch(): return dlpack.from_dlpack(dlpack.to_dlpack(values)).tolist()
+def tolist(): return values.tolist()
+def cpu(): return values.cpu().numpy().tolist()
+def storage(): return values.untyped_storage().cpu().tolist()[3]
+
+for name in sys.argv[1:]:
+    if not (child := os.fork()):
+        try:
+            torch.cuda.set_device(1)
+            values = torch.arange(4.0, device="cuda:1")
+            print(json.dumps(globals()[name]()), flush=True)
+        except Exception as error:
+            line = error.__traceback__.tb_next.tb_lineno
+            print(json.dumps(f"{type(error).__name__} in line {line}"), flush=True)
+        os._exit(0)
+    print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])), flush=True)
 """
+FATAL = ("address", "ctypes_array", "write")  # nothing but the memory itself can refuse these
+REFUSED = ("numpy", "array", "buffer", "dlpack_to_numpy")  # by torch or numpy
+ALLOWED = ("dlpack_to_torch", "dlpack_on_a_stream", "capsule_to_torch", "tolist", "cpu", "storage")
 
 
-def test_host_read_of_device_memory_ends_the_process(tmp_path: Path) -> None:
-    """The line that reads is on stderr and in the report, which the process's death leaves."""
+def line_of(function: str) -> int:
+    """The number of a function's line in the script above."""
+    lines = WAYS_TO_HOST.splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.startswith(f"def {function}("))
+
+
+def test_each_way_from_device_memory_to_the_host_is_an_error_at_its_line(tmp_path: Path) -> None:
+    """A line that reads is on stderr and in the report, which the process's death leaves."""
     script, folder = tmp_path / "reads.py", tmp_path / "report"
-    script.write_text(HOST_READ)
+    script.write_text(WAYS_TO_HOST)
     folder.mkdir()
-    done = child([str(script)], Emulation(report=folder))
-    assert done.stdout == "[0.0, 1.0, 2.0, 3.0]\n"
-    assert done.returncode == -11
-    assert "the host read memory of cuda:1" in done.stderr
-    [found] = report.read(folder)
-    [finding] = found.findings
-    assert finding.kind == "host_read"
-    assert any("reads.py:6 in <module>" in line for line in finding.here)
-    assert found.counts == {}
+    done = child([str(script), *FATAL, *REFUSED, *ALLOWED], Emulation(report=folder))
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert told[:3] == [-11] * 3, done.stderr
+    refused, allowed = told[3 : 3 + 2 * len(REFUSED)], told[3 + 2 * len(REFUSED) :]
+    errors = dict(zip(REFUSED, refused[::2], strict=True))
+    assert {name: str(error).partition(" in line ")[2] for name, error in errors.items()} == {
+        name: str(line_of(name)) for name in REFUSED
+    }
+    assert [*allowed[::2]] == [[0.0, 1.0, 2.0, 3.0]] * 5 + [0]
+    assert {*refused[1::2], *allowed[1::2]} == {0}
+    assert done.stderr.count("the host read memory of cuda:1") == len(FATAL)
+    dead = [process for process in report.read(folder) if process.findings]
+    found = [finding for process in dead for finding in process.findings]
+    assert {finding.kind for finding in found} == {"host_read"}
+    places = [next(line for line in each.here if str(script) in line) for each in found]
+    assert {*places} == {f"{script}:{line_of(name)} in {name}" for name in FATAL}
+    assert [process.counts for process in dead] == [{}] * len(FATAL)
 
 
 ROCM = """

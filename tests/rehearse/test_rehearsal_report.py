@@ -2,20 +2,26 @@
 
 import json
 import math
+import os
 import shutil
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from commands import refused
 from samecurve.errors import UserError
 from samecurve.probe.engines import TorchBuild
 from samecurve_products.rehearse import emulator
-from samecurve_products.rehearse.child import Ended
+from samecurve_products.rehearse.child import Ended, run_child
 from samecurve_products.rehearse.config_rehearsal import compare
+from samecurve_products.rehearse.emulated_cuda import build
 from samecurve_products.rehearse.failure import failure_of_run, failure_of_script, with_failure
-from samecurve_products.rehearse.rehearsal import Finding, Memory, Rehearsal
+from samecurve_products.rehearse.rehearsal import Finding, Memory, Rehearsal, StepCosts
 from samecurve_products.rehearse.rehearsal_text import as_json, as_text
 from samecurve_products.rehearse.report_files import Report, place_of, shown
 
@@ -87,7 +93,9 @@ def test_steady_steps_are_counted_and_ranks_are_merged(tmp_path: Path) -> None:
     first = step(1, user=2, samecurve=1, library=5)
     later = [step(number, user=2, samecurve=1) for number in range(2, 6)]
     race = finding("race", IN_TORCH, OF_THE_USER, there=IN_TRAINER)
-    write_report(tmp_path, 0, first, race, race, *later, {"row": "end", "counts": {}})
+    write_report(
+        tmp_path, 0, first, race, race, *later, {"row": "end", "command": ["my.py"], "counts": {}}
+    )
     write_report(tmp_path, 1, first, *later[:1], race, *later[1:])
     report = Report(tmp_path)
     assert (report.steps, report.peak) == (5, 500)
@@ -211,6 +219,16 @@ def test_the_text_says_what_passed_what_failed_and_what_was_not_reached() -> Non
     values = json.loads(as_json(rehearsal(failed)))
     assert values["fails"] is True
     assert values["losses"]["difference"] is None  # infinite, which JSON does not have
+    costs = StepCosts(
+        operations=0,
+        collectives=0,
+        collective_bytes=0,
+        copies_to_device=0,
+        copies_to_host=0,
+        own_syncs=0,
+    )
+    text = as_text(replace(rehearsal(), costs=costs))  # a script that trains on the CPU
+    assert text.endswith("result   nothing was rehearsed: no step ran on an emulated GPU")
     slow = Finding(kind="host sync", text="a number is read", place="a.py:3 in loss", times=2)
     text = as_text(rehearsal(slow))
     assert "WARN     host syncs               1 place, 2 a step" in text
@@ -229,12 +247,16 @@ def test_a_build_for_gpus_is_refused_with_one_command(
     with pytest.raises(UserError, match=words) as raised:
         emulator.check_can_emulate()
     assert "--torch-backend cpu" in raised.value.remedy
+    assert f"'torch=={build.TORCH_VERSIONS[-1]}.*'" in raised.value.remedy  # not the newest
     assert "rehearse-venv/bin/samecurve rehearse" in raised.value.remedy
 
 
-def test_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_compiler_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(emulator, "torch_build", lambda: TorchBuild("2.13.0+cpu", None, None))
     monkeypatch.setattr(shutil, "which", lambda _name: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is built
     with pytest.raises(UserError, match=r"there is no g\+\+") as raised:
         emulator.check_can_emulate()
     assert "apt install g++" in raised.value.remedy
@@ -246,9 +268,13 @@ def test_a_machine_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch
         (["torchrun", "train.py"], "torchrun is no option; a command stands after --"),
         (["--gpu", "B9000", "-f", "a.yaml"], "B9000 is not one of H100"),
         (["--memory", "much", "-f", "a.yaml"], "much must be a number of bytes, or a size"),
+        (["--memory", "10", "-f", "a.yaml"], "10 is less than 2.0 MiB, the least that torch takes"),
+        (["--memory", "0GB", "-f", "a.yaml"], "0GB is less than 2.0 MiB"),
         (["--gpus", "17", "-f", "a.yaml"], "17 is not in the range 1<=x<=16"),
         (["--lr", "1", "--", "python", "a.py"], "--lr is for a config"),
-        (["-f", "a.yaml", "--max-steps", "3"], "--max-steps"),
+        (["-f", "a.yaml", "--max-steps", "3"], "'--max-steps'. --steps N says how many steps"),
+        (["-f", "a.yaml", "--devices", "0"], "'--devices'. --gpus N says how many"),
+        (["--gpus", "2", "--"], "no command stands after --"),
         (["-f", "a.yaml"], "a.yaml"),
         ([], "no config was given"),
         (["--", "no-such-program"], "no-such-program can't be started: No such file"),
@@ -272,3 +298,22 @@ def test_another_engine_is_refused(
     words = ("--set", "task=timeseries", "--engine", "jax", "--set", "batch.samples=4")
     text = refused(monkeypatch, capsys, "rehearse", *words, cwd=tmp_path)
     assert "rehearse emulates GPUs for engine torch; the config's engine is jax" in text
+
+
+DAEMON = (
+    "import subprocess, sys; subprocess.Popen(['sleep', '613.25']); print('words', file=sys.stderr)"
+)
+
+
+def test_what_a_command_leaves_running_ends_with_it() -> None:
+    """It holds the command's stderr, whose end would never come."""
+    began = time.monotonic()
+    words = [sys.executable, "-c", DAEMON]
+    ended = run_child(words, os.environ, output=1, shows_errors=False)
+    assert (ended.code, ended.errors) == (0, "words\n")
+    assert time.monotonic() - began < 60
+    assert not [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"] == ["sleep", "613.25"]
+    ]

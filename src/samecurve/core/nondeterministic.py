@@ -19,6 +19,7 @@ from samecurve.units import some
 
 _MOST_NAMES = 3  # operations that a refusal names
 _ALERT = " does not have a deterministic implementation"  # in torch's words
+_ENDING = re.compile(r"_(?:out|cuda|gpu|out_cuda|out_cuda_template)$")  # of that name
 _NAME = re.compile(r"(?:^|: )((?:[^:\n]|::)+)$")  # what torch calls the operation, before them
 
 
@@ -29,7 +30,7 @@ class Operation:
     called: the operator of torch.ops.aten that a forward pass calls, perhaps with its overload; an
         operator in place is meant too
     raises: the operator that raises the error, of the forward pass or of the backward pass
-    alert: how torch's error names it, without the endings _cuda and _out_cuda
+    alert: how the error of torch 2.13 names it; other versions have other endings
     words: how its users know it
     instead: what can stand in its place; '': nothing is known
     only: an argument, and the values of it that raise the error: the text of a number or of a
@@ -56,116 +57,116 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         called="_adaptive_avg_pool2d",
         raises="_adaptive_avg_pool2d_backward",
-        alert="adaptive_avg_pool2d_backward",
+        alert="adaptive_avg_pool2d_backward_cuda",
         words="AdaptiveAvgPool2d",
         instead=_FIXED_WINDOW.format("AvgPool2d", "AdaptiveAvgPool2d"),
     ),
     Operation(
         called="_adaptive_avg_pool3d",
         raises="_adaptive_avg_pool3d_backward",
-        alert="adaptive_avg_pool3d_backward",
+        alert="adaptive_avg_pool3d_backward_cuda",
         words="AdaptiveAvgPool3d",
         instead="AdaptiveAvgPool3d(1)",
     ),
     Operation(
         called="adaptive_max_pool2d",
         raises="adaptive_max_pool2d_backward",
-        alert="adaptive_max_pool2d_backward",
+        alert="adaptive_max_pool2d_backward_cuda",
         words="AdaptiveMaxPool2d",
         instead="MaxPool2d with a window and a stride, or amax()",
     ),
     Operation(
         called="avg_pool3d",
         raises="avg_pool3d_backward",
-        alert="avg_pool3d_backward",
+        alert="avg_pool3d_backward_cuda",
         words="AvgPool3d",
         instead="reshape() and mean(), where windows do not overlap",
     ),
     Operation(
         called="fractional_max_pool2d",
         raises="fractional_max_pool2d_backward",
-        alert="fractional_max_pool2d_backward",
+        alert="fractional_max_pool2d_backward_cuda",
         words="FractionalMaxPool2d",
         instead="MaxPool2d",
     ),
     Operation(
         called="fractional_max_pool3d",
         raises="fractional_max_pool3d_backward",
-        alert="fractional_max_pool3d_backward",
+        alert="fractional_max_pool3d_backward_cuda",
         words="FractionalMaxPool3d",
     ),
     Operation(
         called="max_unpool2d",
         raises="max_unpool2d",
-        alert="max_unpooling2d_forward",
+        alert="max_unpooling2d_forward_out",
         words="MaxUnpool2d",
         instead="interpolate(mode='nearest')",
     ),
     Operation(
         called="max_unpool3d",
         raises="max_unpool3d",
-        alert="max_unpooling3d_forward",
+        alert="max_unpooling3d_forward_out",
         words="MaxUnpool3d",
         instead="interpolate(mode='nearest')",
     ),
     Operation(
         called="reflection_pad1d",
         raises="reflection_pad1d_backward",
-        alert="reflection_pad1d_backward",
+        alert="reflection_pad1d_backward_out_cuda",
         words="ReflectionPad1d",
         instead=_INDEX,
     ),
     Operation(
         called="reflection_pad3d",
         raises="reflection_pad3d_backward",
-        alert="reflection_pad3d_backward",
+        alert="reflection_pad3d_backward_out_cuda",
         words="ReflectionPad3d",
         instead=_INDEX,
     ),
     Operation(
         called="upsample_linear1d",
         raises="upsample_linear1d_backward",
-        alert="upsample_linear1d_backward",
+        alert="upsample_linear1d_backward_out_cuda",
         words="interpolate(mode='linear')",
         instead="interpolate(mode='bilinear') of x[:, :, None]",
     ),
     Operation(
         called="upsample_bicubic2d",
         raises="upsample_bicubic2d_backward",
-        alert="upsample_bicubic2d_backward",
+        alert="upsample_bicubic2d_backward_out_cuda",
         words="interpolate(mode='bicubic')",
         instead="interpolate(mode='bilinear')",
     ),
     Operation(
         called="_upsample_bilinear2d_aa",
         raises="_upsample_bilinear2d_aa_backward",
-        alert="upsample_bilinear2d_aa_backward",
+        alert="upsample_bilinear2d_aa_backward_out_cuda",
         words="interpolate(mode='bilinear', antialias=True)",
         instead="interpolate(mode='bilinear') without antialias",
     ),
     Operation(
         called="_upsample_bicubic2d_aa",
         raises="_upsample_bicubic2d_aa_backward",
-        alert="upsample_bicubic2d_aa_backward",
+        alert="upsample_bicubic2d_aa_backward_out_cuda",
         words="interpolate(mode='bicubic', antialias=True)",
         instead="interpolate(mode='bilinear') without antialias",
     ),
     Operation(
         called="grid_sampler_2d",
         raises="grid_sampler_2d_backward",
-        alert="grid_sampler",
+        alert="grid_sampler_2d_backward_cuda",
         words="grid_sample",
     ),
     Operation(
         called="grid_sampler_3d",
         raises="grid_sampler_3d_backward",
-        alert="grid_sampler_3d",
+        alert="grid_sampler_3d_backward_cuda",
         words="grid_sample of volumes",
     ),
     Operation(
         called="nll_loss2d_forward",
         raises="nll_loss2d_forward",
-        alert="nll_loss2d_forward",
+        alert="nll_loss2d_forward_out_cuda_template",
         words="cross_entropy of images or sequences",  # logits [batch, classes, ...]
         instead='cross_entropy(..., reduction="none").sum()',
         only=("reduction", ("1", "2")),  # a mean, a sum
@@ -173,7 +174,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         called="_ctc_loss",
         raises="_ctc_loss_backward",
-        alert="ctc_loss_backward",
+        alert="ctc_loss_backward_gpu",
         words="ctc_loss",
     ),
     Operation(
@@ -201,7 +202,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         called="index_reduce",
         raises="index_reduce",
-        alert="index_reduce",
+        alert="index_reduce_cuda",
         words="index_reduce",
         instead="scatter_reduce with sum, amax or amin",
     ),
@@ -222,20 +223,20 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         called="median.dim",
         raises="median",
-        alert="median CUDA with indices",
+        alert="median CUDA with indices output",
         words="median(dim)",
         instead="sort(dim).values, and its middle",
     ),
     Operation(
         called="nanmedian.dim",
         raises="nanmedian",
-        alert="median CUDA with indices",
+        alert="median CUDA with indices output",
         words="nanmedian(dim)",
     ),
     Operation(
         called="bincount",
         raises="bincount",
-        alert="bincount",
+        alert="_bincount_cuda",
         words="bincount(weights=...)",
         instead="scatter_add",
         only=("weights", ("floats", "integers")),
@@ -243,7 +244,7 @@ OPERATIONS: Sequence[Operation] = (
     Operation(
         called="histc",
         raises="histc",
-        alert="histc",
+        alert="_histc_cuda",
         words="histc",
         instead="bincount of bucketize()",
         only=("self", ("floats",)),
@@ -281,4 +282,4 @@ def operation_in(error: str) -> str:
         return ""
     match = _NAME.search(before)
     name = match[1] if match else before
-    return next((row.words for row in OPERATIONS if row.alert in name), name)
+    return next((row.words for row in OPERATIONS if _ENDING.sub("", row.alert) in name), name)

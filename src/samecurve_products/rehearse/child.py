@@ -5,14 +5,18 @@ import signal
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from samecurve.errors import UserError
 from samecurve.launch.supervisor import OrphanGuard
 
 _GRACE = 10.0  # seconds that a command has to leave after Ctrl-C
+_PATIENCE = 5.0  # seconds for its last words; a daemon of its own may hold its stderr for ever
 _KEPT = 1 << 17  # bytes at the end of its stderr that are kept
 
 
@@ -59,11 +63,12 @@ def run_child(
         reader.start()
         try:
             process.wait()
-            reader.join()
         finally:
             if process.poll() is None:
                 _stop(process)
+            _signal_group(process.pid, signal.SIGKILL)  # a process that it left running
             guard.remove(process.pid)
+        reader.join(_PATIENCE)
     return Ended(process.returncode, kept.decode(errors="replace"))
 
 
@@ -71,18 +76,30 @@ def _pass_on(stream: IO[bytes], kept: bytearray, shows: bool) -> None:  # noqa: 
     while block := os.read(stream.fileno(), 1 << 16):
         kept += block
         del kept[:-_KEPT]
-        if shows:
-            os.write(2, block)
+        try:
+            if shows:
+                os.write(2, block)
+        except BrokenPipeError:  # nobody reads any more
+            shows = False
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop a command as Ctrl-C does; after a while kill its group."""
-    os.killpg(process.pid, signal.SIGINT)
+    """Stop a command as Ctrl-C does; after a while kill it, and all that it has started."""
+    started = psutil.Process(process.pid).children(recursive=True)  # torchrun's lead groups
+    _signal_group(process.pid, signal.SIGINT)
     try:
         process.wait(_GRACE)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
+    for child in started:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, number)
 
 
 def output_file(path: Path) -> int:

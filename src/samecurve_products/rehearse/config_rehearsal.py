@@ -5,6 +5,7 @@ Both are ordinary runs, each in a process and a directory of its own; their jour
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -166,7 +167,7 @@ def _rehearsal(
         findings += _losses_finding(losses)
     plan = emulated.plan
     return Rehearsal(
-        command=" ".join(request.words),
+        command=shlex.join(request.words),
         gpus=request.emulation.devices,
         gpu=request.emulation.gpu,
         plan=f"{strategy_text(plan)}, {plan.compute.precision}, {arithmetic(plan)}" if plan else "",

@@ -5,7 +5,6 @@ No other file of this product imports the emulator's package.
 
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,14 +16,20 @@ from samecurve.errors import RunError, UserError
 from samecurve.probe.engines import torch_build
 from samecurve_products.rehearse.emulated_cuda import build
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation
+from samecurve_products.rehearse.emulated_cuda.report import Finding as Found
+from samecurve_products.rehearse.emulated_cuda.report import ProcessReport
+from samecurve_products.rehearse.emulated_cuda.report import read as read_reports
 
 __all__ = [
     "Emulation",
+    "Found",
+    "ProcessReport",
     "build_emulator",
     "check_can_emulate",
     "environment_of",
     "gpu_names",
     "memory_of",
+    "read_reports",
 ]
 
 _VENV = "rehearse-venv"
@@ -51,7 +56,7 @@ def check_can_emulate() -> None:
             f"make a virtual environment of its own: {cpu_build_command()}",
             "rehearse",
         )
-    if shutil.which("g++") is None:
+    if build.lacks_compiler():
         raise UserError(
             "rehearse compiles the emulator once, and there is no g++",
             "install g++, such as with `apt install g++`, and run the same command again",
@@ -68,7 +73,7 @@ def check_can_emulate() -> None:
 
 def build_emulator(say: Callable[[str], None]) -> None:
     """Compile the emulator for this torch, if that was not done before. RunError: it failed."""
-    if not (build.cache_folder() / f"{build.NAME}.so").exists():
+    if not build.built_library().exists():
         say("compiling the emulator for this torch, once: about a minute")
     try:
         build.library()
@@ -84,9 +89,10 @@ def cpu_build_command() -> str:
     """The command that makes a virtual environment with a CPU build of torch and this program."""
     source = checkout()
     program = f"-e {shlex.quote(str(source))}" if source else "samecurve"
+    torch = f"'torch=={build.TORCH_VERSIONS[-1]}.*'"
     return (
         f"pip install uv && uv venv {_VENV} && uv pip install --python {_VENV} --torch-backend cpu"
-        f" {program}; then {_VENV}/bin/samecurve rehearse ..."
+        f" {program} {torch}; then {_VENV}/bin/samecurve rehearse ..."
     )
 
 

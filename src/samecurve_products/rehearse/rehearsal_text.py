@@ -23,6 +23,10 @@ _REMEDIES = {
     "pinned_source": "event.synchronize() before a pinned buffer is written again",
     "late_copy": "wait before the copy is read: torch.cuda.current_stream().synchronize()",
     "host_read": "copy it to the host first: tensor.cpu()",
+    "not_deterministic": (
+        "none is needed for a run that is not exact; --exact (train.exact: true) is refused with"
+        " these"
+    ),
 }
 # kinds that have a line even where nothing was found
 _ALWAYS = ("race", "host_read", "host sync")
@@ -175,4 +179,6 @@ def _verdict(rehearsal: Rehearsal) -> str:
     failing = [finding for finding in rehearsal.findings if finding.fails]
     if failing:
         return f"result   {counted(len(failing), 'finding')} would fail, or train wrong, on GPUs"
+    if rehearsal.costs and not rehearsal.costs.operations:
+        return "result   nothing was rehearsed: no step ran on an emulated GPU"
     return "result   nothing found that would fail on GPUs"

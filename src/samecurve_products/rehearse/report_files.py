@@ -1,21 +1,19 @@
-"""What the emulator wrote about each process, read into findings at the user's lines.
+"""What the emulator wrote about each process, as findings at the user's lines and a step's costs.
 
-Each process writes one file of JSON lines, in the order in which things happened. A row `finding`
-is something that was found: its kind, its text, the Python lines of the place (`here`, innermost
-first), and those of the other access (`there`). A row `step` (step_watch.py) holds the counts
-of one step, and its host syncs by their lines. Other rows are not read here.
+A finding's stack (`here`, innermost first) and that of the other access (`there`) become one line
+each. The host syncs of a step have their stacks as well.
 """
 
-import json
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from samecurve.diagnose.tracebacks import Frame
+from samecurve_products.rehearse.emulator import Found, ProcessReport, read_reports
 from samecurve_products.rehearse.rehearsal import STEADY, Finding, StepCosts
 
 _LINE = re.compile(r"^\s*(?P<path>.+?):(?P<line>\d+)(?: (?:in )?(?P<function>\S.*))?$")
@@ -72,34 +70,12 @@ def shown(frame: Frame | None) -> str:
     return str(replace(frame, path=frame.path.removeprefix(here)))
 
 
-@dataclass
-class ProcessReport:
-    """The rows of one process. What was found has the step in which it was found."""
-
-    steps: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by number, from 1
-    found: list[Mapping[str, Any]] = field(default_factory=list)
-
-    @property
-    def steady(self) -> range:
-        """The numbers of the steady steps; of a short run the last step."""
-        last = max(self.steps, default=0)
-        return range(min(STEADY, last), last + 1) if last else range(0)
-
-    def findings(self) -> dict[tuple[str, ...], Finding]:
-        """What was found, each at one place once: by kind and place."""
-        first: dict[tuple[str, ...], Finding] = {}
-        for finding in map(_finding, self.found):
-            key = (finding.kind, finding.place, finding.inside, finding.there)
-            first.setdefault(key, finding)
-        return first
-
-
 class Report:
     """The report of all processes of a rehearsal."""
 
     def __init__(self, directory: Path) -> None:
-        reports = map(_read, sorted(directory.glob("*.jsonl")))
-        self._processes = [report for report in reports if report.steps or report.found]
+        reports = read_reports(directory)
+        self._processes = [report for report in reports if report.steps or report.findings]
 
     @property
     def steps(self) -> int:
@@ -110,7 +86,7 @@ class Report:
         """What was found, each at one place once, what fails first."""
         merged: dict[tuple[str, ...], Finding] = {}
         for report in self._processes:
-            for key, finding in report.findings().items():
+            for key, finding in _by_place(report.findings).items():
                 known = merged.get(key, replace(finding, processes=0))
                 first = min(known.step, finding.step)
                 merged[key] = replace(known, processes=known.processes + 1, step=first)
@@ -148,7 +124,7 @@ class Report:
         return [
             report.steps[number]
             for report in self._processes
-            for number in report.steady
+            for number in _steady(report)
             if number in report.steps
         ]
 
@@ -184,32 +160,34 @@ class Report:
         )
 
 
-def _read(path: Path) -> ProcessReport:
-    """The report of one process. A line that its death has cut short is left out."""
-    report = ProcessReport()
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if line["row"] == "step":
-            report.steps[line["step"]] = line
-        elif line["row"] == "finding":
-            report.found.append({"step": len(report.steps) + 1, **line})
-    return report
+def _steady(report: ProcessReport) -> range:
+    """The numbers of the steady steps; of a short run the last step."""
+    last = max(report.steps, default=0)
+    return range(min(STEADY, last), last + 1) if last else range(0)
 
 
-def _finding(line: Mapping[str, Any]) -> Finding:
-    stacks = line["here"], line["there"]
-    here, there = map(place_of, reversed(stacks) if line["kind"] in _NOTICED_LATER else stacks)
+def _by_place(found: Sequence[Found]) -> dict[tuple[str, ...], Finding]:
+    """What was found, each at one place once."""
+    first: dict[tuple[str, ...], Finding] = {}
+    for finding in map(_finding, found):
+        what = "" if finding.place else finding.text  # the backward pass has no lines
+        first.setdefault(
+            (finding.kind, finding.place, finding.inside, finding.there, what), finding
+        )
+    return first
+
+
+def _finding(found: Found) -> Finding:
+    stacks = found.here, found.there
+    here, there = map(place_of, reversed(stacks) if found.kind in _NOTICED_LATER else stacks)
     user, inside = _two_lines(here)
     return Finding(
-        kind=line["kind"],
-        text=line["text"],
+        kind=found.kind,
+        text=found.text,
         place=user,
         inside=inside,
         there=shown(there.user or there.inside),
-        step=line["step"],
+        step=found.step,
     )
 
 

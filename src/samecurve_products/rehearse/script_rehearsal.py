@@ -1,6 +1,7 @@
 """The rehearsal of any command: it runs as it stands, and sees emulated GPUs."""
 
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from samecurve.experiments.scratch import scratch
@@ -8,7 +9,7 @@ from samecurve_products.rehearse.child import run_child
 from samecurve_products.rehearse.config_rehearsal import gpus_in_words
 from samecurve_products.rehearse.emulator import Emulation, environment_of
 from samecurve_products.rehearse.failure import failure_of_script, with_failure
-from samecurve_products.rehearse.rehearsal import Memory, Rehearsal
+from samecurve_products.rehearse.rehearsal import Memory, Rehearsal, StepCosts
 from samecurve_products.rehearse.report_files import Report
 
 
@@ -29,7 +30,7 @@ class ScriptRequest:
 def rehearse_script(request: ScriptRequest) -> Rehearsal:
     """Run a command with emulated GPUs; its output passes through. UserError: it can't start."""
     with scratch("rehearse") as home:
-        request.say(f"{' '.join(request.words)} on {gpus_in_words(request.emulation)}")
+        request.say(f"{shlex.join(request.words)} on {gpus_in_words(request.emulation)}")
         ended = run_child(
             request.words,
             environment_of(request.emulation, home),
@@ -40,14 +41,9 @@ def rehearse_script(request: ScriptRequest) -> Rehearsal:
     findings = [*report.findings()]
     if ended.code:
         findings = with_failure(failure_of_script(ended, report.steps + 1), findings)
-    notes = []
-    if not report.steps:
-        notes.append(
-            "no step of an optimizer of torch was seen on the emulated GPUs: does the command train"
-            " there? A step ends with a call of optimizer.step()"
-        )
+    costs = report.costs()
     return Rehearsal(
-        command=" ".join(request.words),
+        command=shlex.join(request.words),
         gpus=request.emulation.devices,
         gpu=request.emulation.gpu,
         plan="",
@@ -55,8 +51,22 @@ def rehearse_script(request: ScriptRequest) -> Rehearsal:
         steps_asked=0,
         exit_code=ended.code,
         findings=tuple(findings),
-        costs=report.costs(),
+        costs=costs,
         memory=Memory(peak=report.peak, limit=request.limit) if report.steps else None,
         losses=None,
-        notes=tuple(notes),
+        notes=() if ended.code else tuple(_notes(costs)),
     )
+
+
+def _notes(costs: StepCosts | None) -> Iterator[str]:
+    """What was not rehearsed, where the command has come to its end."""
+    if costs is None:
+        yield (
+            "no step of an optimizer of torch was seen on the emulated GPUs: does the command train"
+            " there? A step ends with a call of optimizer.step()"
+        )
+    elif not costs.operations:
+        yield (
+            "its steps ran on the CPU: they launched no operation on a GPU. Does the command move"
+            ' its model and its batches there, such as with model.to("cuda")?'
+        )

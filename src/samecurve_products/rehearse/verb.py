@@ -13,12 +13,18 @@ if TYPE_CHECKING:
     from samecurve.core.config.sections import Config
 
 _MOST_GPUS = 16
+_LEAST_MEMORY = 2 << 20  # bytes; torch takes a GPU's memory in pieces of this size
 _OWN_KEYS = (
     "devices.use",
     "devices.max_restarts",
     "train.steps",
     "track.",
 )  # which rehearse itself sets
+# options of `train` that have another name here
+_INSTEAD = {
+    "--devices": "--gpus N says how many emulated GPUs there are.",
+    "--max-steps": "--steps N says how many steps are taken.",
+}
 _NOT_ON_ONE_DEVICE = ("devices.", "batch.")
 _OPTIONS = [
     option
@@ -38,14 +44,18 @@ def _gpu(_context: click.Context, _option: click.Parameter, name: str) -> str:
 
 
 def _bytes(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    from samecurve.units import parse_bytes
+    from samecurve.units import parse_bytes, show_bytes
 
     if text is None:
         return None
     try:
-        return parse_bytes(text)
+        size = parse_bytes(f"{text}B" if text.isdecimal() else text)
     except ValueError as error:
         raise click.BadParameter(f"{text} {error}") from None
+    if size < _LEAST_MEMORY:
+        least = show_bytes(_LEAST_MEMORY)
+        raise click.BadParameter(f"{text} is less than {least}, the least that torch takes at once")
+    return size
 
 
 class RehearseVerb(Verb):
@@ -57,12 +67,18 @@ class RehearseVerb(Verb):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         has_command = "--" in args
         ctx.meta["typed"] = args[: args.index("--")] if has_command else list(args)
-        rest = super().parse_args(ctx, args)
-        if ctx.params.get("command") and not has_command and not ctx.resilient_parsing:
-            raise click.UsageError(
-                f"{ctx.params['command'][0]} is no option; a command stands after --, such as:"
-                " samecurve rehearse -- python SCRIPT"
-            )
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name in _INSTEAD:
+                error.message += f" {_INSTEAD[error.option_name]}"
+            raise
+        command, example = ctx.params.get("command"), "samecurve rehearse -- python SCRIPT"
+        if command and not has_command and not ctx.resilient_parsing:
+            text = f"{command[0]} is no option; a command stands after --, such as: {example}"
+            raise click.UsageError(text, ctx)
+        if has_command and not command:
+            raise click.UsageError(f"no command stands after --, such as: {example}", ctx)
         return rest
 
 

@@ -1,6 +1,7 @@
 """A plain DDP loop as people write it: a prefetcher with a stream of its own, pinned batches.
 
-The first argument plants one fault: sync, prefetch, pinned, device. Its line ends with `# <fault>`.
+The first argument plants one fault: sync, prefetch, pinned, device, histc. Its line ends with
+`# <fault>`.
 """
 
 import os
@@ -64,6 +65,8 @@ def main() -> None:
         optimizer.zero_grad()
         if FAULT == "sync":
             print(loss.item())  # sync
+        if FAULT == "histc":
+            loss.detach().histc(4)  # histc
         total += loss.detach()
     print(f"rank {rank}: mean loss {total.item() / STEPS:.4f}")
     dist.destroy_process_group()

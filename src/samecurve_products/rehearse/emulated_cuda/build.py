@@ -20,7 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NAME = "emulated_cuda_native"
-TORCH_VERSIONS = ("2.13",)  # tried with the tests of this folder
+# Tried with tests/emulated_cuda. Others need a CPU build to be tried with: torch's wheels for Linux
+# on PyPI are CUDA builds, and the wheels of CPU builds before and after 2.13 could not be had.
+TORCH_VERSIONS = ("2.13",)
 SOURCES = Path(__file__).parent / "native"
 FLAGS = (
     "-O1",
@@ -60,9 +62,14 @@ def why_not() -> str | None:
         return f"torch {torch_version} has CUDA devices of its own: the emulator needs a CPU build"
     if not sys.platform.startswith("linux"):
         return f"the emulator runs on Linux, not on {sys.platform}"
-    if shutil.which("g++") is None:
+    if lacks_compiler():
         return "g++ is missing: apt-get install g++"
     return None
+
+
+def lacks_compiler() -> bool:
+    """Whether the library has to be compiled, and there is no g++."""
+    return shutil.which("g++") is None and not built_library().exists()
 
 
 def library() -> Path:
@@ -70,10 +77,10 @@ def library() -> Path:
     reason = why_not()
     if reason is not None:
         raise CannotEmulateError(reason)
-    place = cache_folder()
-    built = place / f"{NAME}.so"
+    built = built_library()
     if built.exists():
         return built
+    place = built.parent
     place.mkdir(parents=True, exist_ok=True)
     with open(place / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -83,13 +90,23 @@ def library() -> Path:
     return built
 
 
+def built_library() -> Path:
+    """Where the library lies, once it is built."""
+    return cache_folder() / f"{NAME}.so"
+
+
+def cache_home() -> Path:
+    """The directory of all that the emulator keeps."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "samecurve" / "emulated-cuda"
+
+
 def cache_folder() -> Path:
     """The folder of the library for this torch, this Python and these sources."""
     parts = [sys.version.encode(), " ".join(FLAGS + LIBRARIES).encode()]
     parts += [file.name.encode() + file.read_bytes() for file in sorted(SOURCES.iterdir())]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "samecurve" / "emulated-cuda" / f"{version('torch')}-{digest}"
+    return cache_home() / f"{version('torch')}-{digest}"
 
 
 def compile_all(folder: Path) -> Path:

@@ -22,7 +22,7 @@ _FILE = "failing-gpu.json"
 class DeviceFault:
     """What happens to a GPU, and when. error and code: of cudaError_t, as CUDA says it."""
 
-    gpu: int
+    gpu: int  # the machine's number
     backward: int  # the pass, counted from 1 in each process, after which it happens
     error: str = ""  # '': the GPU itself stays sound
     code: int = 0
@@ -50,28 +50,30 @@ def watch_for_faults() -> None:
     def counted(*arguments: Any, **options: Any) -> None:
         backward(*arguments, **options)
         state = os.environ.get(STATE)
-        if state:
-            gpu = torch.cuda.current_device()
-            passes[gpu] += 1
-            _happen(Path(state) / _FILE, gpu, passes[gpu])
+        if state and torch.cuda.is_available():
+            device = torch.cuda.current_device()
+            passes[device] += 1
+            _happen(Path(state) / _FILE, device, passes[device])
 
     torch.autograd.backward = counted
 
 
-def _happen(plan: Path, gpu: int, passes: int) -> None:
-    """Let the planned fault begin, if it is planned for now."""
+def _happen(plan: Path, device: int, passes: int) -> None:
+    """Let the planned fault begin, if it is planned for now. device: as this process counts it"""
     if not plan.exists():
         return
     fault = DeviceFault(**json.loads(plan.read_text()))
-    if (fault.gpu, fault.backward) != (gpu, passes):
-        return
     import emulated_cuda_native as native
     import torch
 
+    from samecurve_products.rehearse.emulated_cuda.torch_streams import seen_gpus
+
+    if (fault.gpu, fault.backward) != (seen_gpus()[device], passes):
+        return
     plan.unlink()
     if fault.memory_taken:
         torch.cuda.empty_cache()  # else the next tensors find room in what torch keeps
-        free, _ = torch.cuda.mem_get_info(gpu)
-        native.take_memory(gpu, min(fault.memory_taken, free))
+        free, _ = torch.cuda.mem_get_info(device)
+        native.take_memory(device, min(fault.memory_taken, free))
     if fault.error:
-        native.fail_device(gpu, fault.error, fault.code)
+        native.fail_device(device, fault.error, fault.code)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from uuid import UUID
 
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Gpu
 
@@ -90,6 +91,20 @@ def emulated_machine(environment: Mapping[str, str], vendor: str) -> Machine:
 def unique_id(index: int) -> int:
     """A number for a GPU that no other one has, of 64 bits."""
     return 0xE3C0_DA00_0000_0000 + index
+
+
+def uuid_of(index: int, vendor: str) -> UUID:
+    """The id of a GPU as torch tells it."""
+    if vendor == AMD:  # HIP puts the letters of the number there
+        return UUID(bytes=f"{unique_id(index):016x}".encode())
+    return UUID(int=(index + 1 << 120) + unique_id(index))
+
+
+def id_of(index: int, vendor: str) -> str:
+    """The id of a GPU as its driver tells it, and as a variable may name it."""
+    if vendor == AMD:
+        return f"GPU-{unique_id(index):016x}"
+    return f"GPU-{uuid_of(index, vendor)}"
 
 
 def bus_address(index: int) -> str:

@@ -13,7 +13,12 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from samecurve_products.rehearse.emulated_cuda import build, step_watch
+from samecurve_products.rehearse.emulated_cuda import (
+    build,
+    nondeterministic,
+    step_watch,
+    told_kernel,
+)
 from samecurve_products.rehearse.emulated_cuda.told_build import tell_build
 
 
@@ -64,6 +69,7 @@ def load(library: Path) -> None:
     native = module_from_spec(spec)
     loader.exec_module(native)
     sys.modules[build.NAME] = native
+    native.set_nondeterministic(nondeterministic.rows())
 
 
 def install() -> None:
@@ -71,4 +77,5 @@ def install() -> None:
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already: the emulated devices come too late")
     sys.meta_path.insert(0, TorchFinder())
+    sys.meta_path.insert(0, step_watch.ModuleFinder(told_kernel.looks(os.environ)))
     step_watch.install()

@@ -7,7 +7,7 @@ It starts when this process first uses a GPU: a process that is forked from has 
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from samecurve_products.rehearse.emulated_cuda.gpus import STATE, write_held
@@ -15,10 +15,11 @@ from samecurve_products.rehearse.emulated_cuda.gpus import STATE, write_held
 _INTERVAL = 0.1  # seconds
 
 
-def tell_memory(count: int, used: Callable[[int], int]) -> None:
+def tell_memory(gpus: Sequence[int], used: Callable[[int], int]) -> None:
     """Begin to tell, if the processes of the emulated machine share a directory (gpus.STATE).
 
-    count: of GPUs. used: the bytes that this process's tensors take on a GPU
+    gpus: the machine's number of cuda:0, cuda:1, ...
+    used: the bytes that this process's tensors take on such a device
     """
     if not os.environ.get(STATE):
         return
@@ -27,7 +28,7 @@ def tell_memory(count: int, used: Callable[[int], int]) -> None:
     def work() -> None:
         told: dict[int, int] = {}
         while True:
-            now = {gpu: used(gpu) for gpu in range(count)}
+            now = {gpu: used(device) for device, gpu in enumerate(gpus)}
             # a context stays after its last tensor
             held = {gpu: taken for gpu, taken in now.items() if taken or gpu in told}
             if held != told:

@@ -1,11 +1,10 @@
 """Writes what each step of a rehearsed process cost, and where it waited for its GPU.
 
 This file runs in the process that is rehearsed, before anything of samecurve or torch is imported
-there. It imports the standard library alone, and changes no result. A step ends where the
+there. It imports nothing of either, and changes no result. A step ends where the
 TrainingStep of samecurve ends, or, in any other program, with a call of torch's `optimizer.step()`.
 """
 
-import json
 import os
 import sys
 from collections import Counter
@@ -14,6 +13,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+from samecurve_products.rehearse.emulated_cuda import report
 
 _OF_SAMECURVE = "samecurve.torch_engine.step.training_step"
 _OF_TORCH = "torch.optim.optimizer"
@@ -25,7 +26,7 @@ class StepWatch:
     """The counts of one process, step by step, appended to its file of the report."""
 
     def __init__(self, directory: str) -> None:
-        self._path = os.path.join(directory, "{}.jsonl")
+        self._directory = directory
         self._pid = 0  # a forked process has steps of its own
         self._is_samecurves = False  # its optimizers may be torch's: their steps don't count
         self._step = 0
@@ -67,15 +68,7 @@ class StepWatch:
         for name in ("launches", "copies_to_device", "copies_to_host", *_collectives({})):
             row[name] = now[name] - before.get(name, 0)
         row["syncs"] = dict(now["syncs"] - before.get("syncs", Counter()))
-        self._write(json.dumps(row) + "\n")
-
-    def _write(self, line: str) -> None:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        file = os.open(self._path.format(os.getpid()), flags, 0o644)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+        report.append(self._directory, row)
 
 
 def _counts(native: ModuleType) -> dict[str, Any]:
@@ -86,7 +79,9 @@ def _counts(native: ModuleType) -> dict[str, Any]:
         "copies_to_device": counts["h2d"],
         "copies_to_host": counts["d2h"],
         "syncs": Counter(counts["sync_at"]),
-        "memory_peak": max(native.memory(index)[1] for index in range(native.device_count())),
+        "memory_peak": max(
+            (native.memory(index)[1] for index in range(native.device_count())), default=0
+        ),
         **_collectives(vars(sys.modules.get(_NCCL, os))),
     }
 

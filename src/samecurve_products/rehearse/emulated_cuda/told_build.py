@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from samecurve_products.rehearse.emulated_cuda import gpus
+from samecurve_products.rehearse.emulated_cuda import build, gpus
 
 
 def tell_build(spec: ModuleSpec, environment: Mapping[str, str]) -> None:
@@ -44,9 +44,8 @@ def _told_version(torch: Path, environment: Mapping[str, str]) -> Path:
     told = re.sub(rf"^({name}\b[^=]*)= None$", rf"\1= '{version}'", text, flags=re.MULTILINE)
     if told == text:
         raise RuntimeError(f"{real} is not that of a CPU build: no line says {name} = None")
-    base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     key = hashlib.sha256(told.encode()).hexdigest()[:12]
-    place = Path(base, "samecurve", "emulated-cuda", f"told-{key}", "version.py")
+    place = build.cache_home() / f"told-{key}" / "version.py"
     if not place.exists():
         place.parent.mkdir(parents=True, exist_ok=True)
         fresh = place.with_name(f".{os.getpid()}")

@@ -17,13 +17,13 @@ import torch
 
 from samecurve_products.rehearse.emulated_cuda import report, torch_streams
 from samecurve_products.rehearse.emulated_cuda.device_faults import watch_for_faults
+from samecurve_products.rehearse.emulated_cuda.gpus import AMD, CUDA, HIP, NVIDIA, uuid_of
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation, Gpu, from_environment
+from samecurve_products.rehearse.emulated_cuda.visible import visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CUDA_VERSION = "13.0"
-HIP_VERSION = "7.0.51831"
 NVIDIA_ARCHITECTURES = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 AMD_ARCHITECTURES = ["gfx90a", "gfx942", "gfx1100"]
 
@@ -37,7 +37,6 @@ def install() -> None:
     fill_devices(emulation, gpu)
     torch_streams.install()
     fill_memory()
-    fill_random()
     refuse_graphs()
     keep_watching_host_reads()
     install_collectives()
@@ -48,10 +47,10 @@ def install() -> None:
 def name_versions(gpu: Gpu) -> None:
     """torch.version says CUDA or HIP, never both."""
     if gpu.gcn_arch:
-        torch.version.hip = HIP_VERSION
-        torch.version.rocm = HIP_VERSION.rpartition(".")[0]
+        torch.version.hip = HIP
+        torch.version.rocm = HIP.rpartition(".")[0]
     else:
-        torch.version.cuda = CUDA_VERSION
+        torch.version.cuda = CUDA
 
 
 def fill_devices(emulation: Emulation, gpu: Gpu) -> None:
@@ -59,7 +58,8 @@ def fill_devices(emulation: Emulation, gpu: Gpu) -> None:
     cuda: Any = torch.cuda
     core: Any = torch._C
     architectures = AMD_ARCHITECTURES if gpu.gcn_arch else NVIDIA_ARCHITECTURES
-    core._cuda_getDeviceCount = native.device_count
+    native.show_devices(len(visible_gpus(os.environ)))  # until the driver is asked
+    core._cuda_getDeviceCount = lambda: len(torch_streams.seen_gpus())
     core._cuda_init = lambda: None
     core._cuda_isInBadFork = lambda: False
     core._cuda_getArchFlags = lambda: " ".join(architectures)
@@ -69,23 +69,28 @@ def fill_devices(emulation: Emulation, gpu: Gpu) -> None:
     core._cuda_canDeviceAccessPeer = lambda device, peer: device != peer
     core._cuda_synchronize = lambda: torch.accelerator.synchronize(native.get_device())
     core._cuda_ipc_collect = lambda: None
-    core._cuda_getCompiledVersion = lambda: int(float(CUDA_VERSION) * 1000)
+    core._cuda_getCompiledVersion = lambda: int(float(CUDA) * 1000)
     core._cuda_set_sync_debug_mode = native.set_sync_debug_mode
     core._cuda_get_sync_debug_mode = native.get_sync_debug_mode
     cuda._exchange_device = cuda._maybe_exchange_device = native.exchange_device
     cuda._is_compiled = lambda: True
     cuda._is_in_bad_fork = lambda: False
     cuda._lazy_init = cuda.init = torch_streams.initialize
-    cuda.is_available = lambda: True
-    cuda.device_count = native.device_count
-    cuda._device_count_nvml = lambda: -1
+    cuda.is_available = lambda: bool(torch_streams.seen_gpus())
+    cuda.device_count = cuda._device_count_nvml = cuda._device_count_amdsmi = lambda: len(
+        torch_streams.seen_gpus() if cuda._initialized else visible_gpus(os.environ)
+    )
     cuda.is_bf16_supported = lambda including_emulation=True: (  # noqa: ARG005
         gpu.capability >= (8, 0)
     )
     cuda.get_arch_list = lambda: list(architectures)
     torch.backends.cuda.is_built = lambda: True
+    cudnn: Any = torch.backends.cudnn
+    cudnn.is_acceptable = lambda _tensor: False  # torch's own function warns of a build without it
     properties = [device_properties(gpu, emulation, index) for index in range(emulation.devices)]
-    cuda.get_device_properties = lambda device=None: properties[torch_streams.index_of(device)]
+    cuda.get_device_properties = lambda device=None: properties[
+        torch_streams.seen_gpus()[torch_streams.index_of(device)]
+    ]
     cuda.get_device_name = lambda device=None: cuda.get_device_properties(device).name
     cuda.get_device_capability = lambda device=None: (
         cuda.get_device_properties(device).major,
@@ -113,7 +118,7 @@ def device_properties(gpu: Gpu, emulation: Emulation, index: int) -> SimpleNames
         gcnArchName=gpu.gcn_arch or gpu.name,
         is_integrated=0,
         is_multi_gpu_board=0,
-        uuid=f"00000000-0000-0000-0000-{index:012d}",
+        uuid=uuid_of(index, AMD if gpu.gcn_arch else NVIDIA),
         pci_bus_id=index + 1,
         pci_device_id=0,
         pci_domain_id=0,
@@ -167,13 +172,6 @@ def fill_memory() -> None:
         return torch.empty(*sizes, dtype=torch.uint8, device=device).untyped_storage()
 
     storages.__new__ = make
-
-
-def fill_random() -> None:
-    """The generators; torch.cuda.random's own functions run on them."""
-    generators = tuple(native.generator(i) for i in range(native.device_count()))
-    cuda: Any = torch.cuda
-    cuda.default_generators = generators
 
 
 def refuse_graphs() -> None:
@@ -243,7 +241,7 @@ def write_report_at_exit(emulation: Emulation) -> None:
     def write() -> None:
         if not state["is_silent"]:
             state["is_silent"] = True
-            report.write_end(folder, sys.argv, native.counts())
+            report.append(folder, {"row": "end", "command": sys.argv, "counts": native.counts()})
 
     exit_at_once: Any = os._exit
 

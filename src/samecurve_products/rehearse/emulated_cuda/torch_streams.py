@@ -1,22 +1,39 @@
 """torch.cuda's streams and events, on torch's streams of any accelerator."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import emulated_cuda_native as native
 import torch
 
 from samecurve_products.rehearse.emulated_cuda.presence import tell_memory
+from samecurve_products.rehearse.emulated_cuda.visible import visible_gpus
+
+_ADDRESS = 1 << 40  # where those of streams begin
+
+
+@cache
+def seen_gpus() -> tuple[int, ...]:
+    """The machine's number of cuda:0, cuda:1, ...: the driver reads the environment once."""
+    gpus = visible_gpus(os.environ)
+    native.show_devices(len(gpus))
+    return gpus
 
 
 def initialize() -> None:
     """What torch.cuda.init does: run what was asked for before, such as a seed."""
     if torch.cuda._initialized:
         return
+    if not seen_gpus():
+        raise RuntimeError(f"No {'HIP' if torch.version.hip else 'CUDA'} GPUs are available")
     torch.cuda._initialized = True
-    tell_memory(native.device_count(), lambda gpu: int(native.memory(gpu)[0]))
+    cuda: Any = torch.cuda
+    cuda.default_generators = tuple(native.generator(i) for i in range(native.device_count()))
+    tell_memory(seen_gpus(), lambda device: int(native.memory(device)[0]))
     for queued, _ in torch.cuda._queued_calls:
         if queued.__name__ not in {"_check_capability", "_check_cubins"}:
             queued()
@@ -33,7 +50,7 @@ def index_of(device: Any) -> int:
         if found.type != "cuda":
             raise ValueError(f"Expected a cuda device, but got: {found}")
         index = -1 if found.index is None else found.index
-    if index >= native.device_count():
+    if index >= len(seen_gpus()):
         raise AssertionError("Invalid device id")
     return index if index >= 0 else int(native.get_device())
 
@@ -79,7 +96,7 @@ class Stream(torch.Stream):
 
     @property
     def cuda_stream(self) -> int:
-        return int(self.stream_id)
+        return raw(int(self.stream_id))
 
     def record_event(self, event: Any = None) -> Any:
         event = Event() if event is None else event
@@ -88,6 +105,24 @@ class Stream(torch.Stream):
 
     def wait_stream(self, stream: Any) -> None:
         self.wait_event(stream.record_event())
+
+
+class ExternalStream(Stream):
+    """torch.cuda.ExternalStream: a stream by its address."""
+
+    def __new__(cls, stream_ptr: int, device: Any = None, **_: Any) -> "ExternalStream":
+        index = index_of(device)
+        return super().__new__(
+            cls,
+            stream_id=stream_ptr % _ADDRESS,
+            device_index=index,
+            device_type=current_stream(index).device_type,
+        )
+
+
+def raw(stream_id: int) -> int:
+    """The address of a stream. CUDA gives 0, 1 and 2 meanings of their own."""
+    return _ADDRESS + stream_id if stream_id else 0
 
 
 def current_stream(device: Any = None) -> Stream:
@@ -137,8 +172,9 @@ def install() -> None:
     core: Any = torch._C
     core._cuda_getCurrentStream = stream_data
     core._cuda_getDefaultStream = lambda device: (0, device, stream_data(device)[2])
-    core._cuda_getCurrentRawStream = lambda device: stream_data(device)[0]
+    core._cuda_getCurrentRawStream = lambda device: raw(stream_data(device)[0])
     cuda.Stream = cuda.streams.Stream = Stream
+    cuda.ExternalStream = cuda.streams.ExternalStream = ExternalStream
     cuda.Event = cuda.streams.Event = Event
     cuda.current_stream, cuda.default_stream = current_stream, default_stream
     cuda.stream, cuda.set_stream = stream, set_stream

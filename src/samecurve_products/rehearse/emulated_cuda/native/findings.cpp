@@ -166,7 +166,8 @@ void add_finding(const std::string& kind, const std::string& text, const Place& 
   if (there.count) finding.there = lines(there);
   Lock lock(state_mutex());
   ++made_in_all;
-  const auto key = kind + quoted(finding.here) + quoted(finding.there);
+  auto key = kind + quoted(finding.here) + quoted(finding.there);
+  if (!here.count) key += text;  // else all of the backward pass would be one finding
   auto seen = table().find(key);
   if (seen != table().end()) {
     ++seen->second.times;

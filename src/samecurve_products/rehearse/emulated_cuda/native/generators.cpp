@@ -73,7 +73,7 @@ at::Generator new_generator(int device) {
 const at::Generator& default_generator(int device) {
   static auto* all = [] {
     auto* made = new std::vector<at::Generator>();
-    for (int i = 0; i < device_count(); ++i) made->push_back(new_generator(i));
+    for (int i = 0; i < emulated_devices(); ++i) made->push_back(new_generator(i));
     return made;
   }();
   return all->at(device < 0 ? current_device() : device);

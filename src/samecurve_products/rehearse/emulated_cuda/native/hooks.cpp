@@ -20,8 +20,8 @@ struct Hooks final : at::CUDAHooksInterface {
   explicit Hooks(at::CUDAHooksArgs) {}
   void init() const override {}
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
+  bool isAvailable() const override { return device_count() > 0; }
+  bool hasCUDA() const override { return device_count() > 0; }
   bool hasCUDART() const override { return true; }
   bool hasROCM() const override { return is_rocm(); }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }

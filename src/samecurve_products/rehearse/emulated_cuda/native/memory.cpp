@@ -278,7 +278,7 @@ class DeviceMemory {
 static DeviceMemory& memory_of(int device) {
   static auto* all = [] {
     auto* made = new std::vector<DeviceMemory>();
-    for (int i = 0; i < device_count(); ++i) made->emplace_back(i);
+    for (int i = 0; i < emulated_devices(); ++i) made->emplace_back(i);
     return made;
   }();
   return all->at(device);

@@ -1,6 +1,7 @@
 // The Python module emulated_cuda_native.
 #include "arena.h"
 #include "counts.h"
+#include "deterministic.h"
 #include "faults.h"
 #include "findings.h"
 #include "generators.h"
@@ -100,6 +101,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("install", &install);
   module.def("watch_host_reads", &watch_host_reads);
   module.def("device_count", &device_count);
+  module.def("show_devices", &show_devices);
   module.def("get_device", &current_device);
   module.def("set_device", &set_current_device);
   module.def("exchange_device", &exchange_device);
@@ -115,6 +117,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("resize_storage", [](const at::Tensor& tensor, int64_t bytes) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), static_cast<size_t>(bytes));
   });
+
+  module.def("set_nondeterministic", &set_nondeterministic);
 
   module.def("fail_device", &fail_device);
   module.def("take_memory", &take_memory);

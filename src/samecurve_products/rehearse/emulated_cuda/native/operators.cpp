@@ -247,9 +247,12 @@ TORCH_LIBRARY_IMPL(_, CUDA, library) {
 // Operators with a kernel for all devices, which would win over the fallback and split up what
 // CUDA runs as one.
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
-  for (const auto* name : {"convolution", "convolution_backward", "_convolution",
-                           "native_batch_norm", "native_batch_norm_backward",
-                           "_weight_int8pack_mm"})
+  for (const auto* name :
+       {"convolution", "convolution_backward", "_convolution", "native_batch_norm",
+        "native_batch_norm_backward", "native_layer_norm", "native_group_norm", "_fused_rms_norm",
+        "silu_backward", "mish_backward", "addr", "addr.out", "all.dims", "all.dims_out",
+        "any.dims", "any.dims_out", "linalg__powsum", "_chunk_cat", "_chunk_cat.out",
+        "split_with_sizes_copy.out", "_grouped_mm", "_weight_int8pack_mm"})
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
   for (const auto& op : c10::Dispatcher::singleton().getAllOpNames()) {
     const bool is_list_operator = op.name.rfind("aten::_foreach_", 0) == 0 ||

@@ -1,6 +1,7 @@
 #include "settings.h"
 
 #include <c10/util/Exception.h>
+#include <atomic>
 #include <cstdlib>
 #include <string>
 
@@ -11,7 +12,7 @@ static int64_t number(const char* name, int64_t otherwise) {
   return text && *text ? std::strtoll(text, nullptr, 10) : otherwise;
 }
 
-int device_count() {
+int emulated_devices() {
   static const int count = [] {
     const auto asked = number("EMULATED_CUDA_DEVICES", 2);
     TORCH_CHECK(asked >= 1 && asked <= kMaxDevices, "EMULATED_CUDA_DEVICES=", asked,
@@ -19,6 +20,15 @@ int device_count() {
     return static_cast<int>(asked);
   }();
   return count;
+}
+
+static std::atomic<int> shown{-1};  // -1: nobody has chosen among them
+
+int device_count() { return shown < 0 ? emulated_devices() : shown.load(); }
+
+void show_devices(int count) {
+  TORCH_CHECK(count <= emulated_devices(), count, " devices of ", emulated_devices());
+  shown = count;
 }
 
 int64_t device_memory() {

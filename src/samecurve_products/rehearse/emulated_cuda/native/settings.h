@@ -10,7 +10,9 @@ constexpr auto kCuda = c10::DeviceType::CUDA;
 constexpr int kMaxDevices = 16;
 constexpr int kPoison = 0xFF;  // NaN in every floating dtype, -1 in signed integers
 
-int device_count();          // EMULATED_CUDA_DEVICES
+int emulated_devices();      // EMULATED_CUDA_DEVICES: what the machine has
+int device_count();          // those that this process sees: cuda:0, cuda:1, ...
+void show_devices(int count);
 int64_t device_memory();     // EMULATED_CUDA_BYTES: bytes of one device
 bool is_rocm();              // EMULATED_CUDA_GPU names an AMD GPU
 bool is_loud();              // EMULATED_CUDA_LOUD: findings go to stderr at once

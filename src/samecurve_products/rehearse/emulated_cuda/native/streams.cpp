@@ -34,13 +34,13 @@ std::string name_of(StreamKey stream) {
 }
 
 static Clock& clock_of(StreamKey stream) {
-  static auto* clocks = new std::vector<Clock>(device_count() * kStreamsPerDevice);
+  static auto* clocks = new std::vector<Clock>(emulated_devices() * kStreamsPerDevice);
   auto& clock = (*clocks)[stream];
-  if (clock.empty()) clock.resize(device_count() * kStreamsPerDevice);
+  if (clock.empty()) clock.resize(emulated_devices() * kStreamsPerDevice);
   return clock;
 }
 static Clock& host_clock() {
-  static auto* clock = new Clock(device_count() * kStreamsPerDevice);
+  static auto* clock = new Clock(emulated_devices() * kStreamsPerDevice);
   return *clock;
 }
 static void merge(Clock& into, const Clock& other) {
@@ -141,7 +141,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return reinterpret_cast<void*>(static_cast<intptr_t>(stream.id()));
   }
   bool queryStream(const Stream& stream) const override {
-    static auto* questions = new std::vector<int>(device_count() * kStreamsPerDevice);
+    static auto* questions = new std::vector<int>(emulated_devices() * kStreamsPerDevice);
     Clock now;
     {
       Lock lock(state_mutex());

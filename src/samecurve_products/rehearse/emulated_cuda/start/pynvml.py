@@ -95,7 +95,7 @@ def nvmlDeviceGetName(handle: int) -> str:
 
 
 def nvmlDeviceGetUUID(handle: int) -> str:
-    return f"GPU-{gpus.unique_id(handle):016x}"
+    return gpus.id_of(handle, gpus.NVIDIA)
 
 
 def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:
