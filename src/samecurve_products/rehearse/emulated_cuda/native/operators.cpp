@@ -7,6 +7,7 @@
 #include "kernel_call.h"
 #include "memory.h"
 #include "settings.h"
+#include "whole_vectors.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -74,7 +75,9 @@ class OperatorCall {
         at::DisableRecordFunctionGuard once;  // the profiler has counted the call already
         at::AutoDispatchBelowADInplaceOrView below_autograd;
         c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+        WholeVectors vectors(schema_, *stack_);
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+        vectors.finish();
       }
       adaptation.finish(*stack_);
     }
