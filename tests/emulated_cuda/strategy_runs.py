@@ -41,7 +41,7 @@ class Answer:
 
     curve: losses and gradient norms, step by step. evaluated: what evaluations gave.
     hash: of the last state; '': not exact.
-    findings: kind, text and lines. launches, syncs: of a steady step, of the process that made the
+    findings: kind, text and lines. left: bytes on GPUs that the run before left there. launches, syncs: of a steady step, of the process that made the
     most; -1: the run was too short. syncs_at: the lines of those. memory, estimate: bytes of the
     fullest device. refused: the error, where there was one.
     """
@@ -50,6 +50,7 @@ class Answer:
     evaluated: Sequence[float] = ()
     hash: str = ""
     findings: Sequence[str] = ()
+    left: int = 0
     launches: int = -1
     syncs: int = -1
     syncs_at: Sequence[str] = ()
@@ -66,7 +67,9 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
     import emulated_cuda_native as native  # after torch, which brings it
 
     gc.collect()  # the engine of the run before, whose memory would count as this run's
+    left = 0
     for gpu in range(torch.cuda.device_count()):
+        left += native.memory(gpu)[0]
         native.reset_peak(gpu)
     known = len(native.reports())
     native.count(True)
@@ -77,7 +80,7 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
     train_rank(context, engine, task, Requests(None))
     native.count(False)
     found = [f"{row['kind']}: {row['text']} {row['here'][:2]}" for row in native.reports()[known:]]
-    return {"findings": found, **_steady(starts)}
+    return {"findings": found, "left": left, **_steady(starts)}
 
 
 def _note_starts(engine: Engine, native: Any) -> list[dict[str, Any]]:
@@ -144,11 +147,12 @@ def train_legs(legs: Sequence[Mapping[str, Any]], home: Path, ranks: Pool) -> An
             for name, value in sorted(event.values.items())
             if isinstance(value, float) and name != "seconds"
         ],
-        hash=["", *(event.values["hash"] for event in events if event.kind == "hashed")][-1],
+        hash=["", *(event.values["hash"] for event in events if "hash" in event.values)][-1],
         findings=[finding for part in parts for finding in part["findings"]],
         launches=most.get("launches", -1),
         syncs=max(part.get("syncs", -1) for part in parts),
         syncs_at=[line for part in parts for line in part.get("syncs_at", ())],
+        left=max(part["left"] for part in parts),
         memory=max(ends[-1].get("memory_bytes_by_device", [0])),
         estimate=ends[-1].get("memory_estimate_bytes", 0),
     )

@@ -14,7 +14,7 @@ from gpu_runs import ONE, THREE, TWO, Legs, check_equal, check_waits, leg, train
 from strategy_runs import Answer
 
 pytestmark = only_emulated
-F64 = {"precision": "f64", "eval_every": 3}
+F64 = {"precision": "f64", "eval_every": 4}
 ADAPTER = {"kind": "lora", "rank": 2, "alpha": 4, "dropout": 0.1, "target": "all-linear"}
 LLAMA = {
     "architecture": "llama",

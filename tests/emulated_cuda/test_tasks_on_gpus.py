@@ -98,7 +98,7 @@ def run_of(name: str, use: str, strategy: str, data: Data) -> list[dict[str, Any
         "batch": {"samples": 10, **sections.get("batch", {"per_device": 2})},
         "optimizer": {"lr": 1e-3},
         "train": {
-            **{"steps": 5, "precision": "f64", "exact": False, "eval_every": 3, "log_every": 100},
+            **{"steps": 5, "precision": "f64", "exact": False, "eval_every": 4, "log_every": 100},
             **sections.get("train", {}),
         },
         "devices": {"use": use, "strategy": strategy},

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -36,6 +37,13 @@ _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel._
 _NO_BUFFER_SYNC: dict[str, Any] = {
     "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False
 }
+
+
+@dataclass
+class _Reduced:
+    """How many parameters' gradients have been sent in this step."""
+
+    parameters: int = 0
 
 
 class DDP(Strategy):
@@ -82,29 +90,28 @@ class DDP(Strategy):
             **_NO_BUFFER_SYNC,
         )
         state, hook = _comm_hook(self._plan.layout.compress, group)
-        timeline = self._comm.timeline
+        timeline, reduced = self._comm.timeline, _Reduced()
 
+        # No hook may hold this object: DDP's own part in C++ holds the hooks, where Python's
+        # garbage collector sees no cycle, and the whole model would stay in a warm process.
         def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-            self._num_reduced += len(bucket.parameters())
+            reduced.parameters += len(bucket.parameters())
             if timeline is not None and bucket.is_last():
                 # all gradients are there: the rest of backward waits for the other ranks
                 timeline.mark_rest("sync")
             return hook(state, bucket)
 
-        self._num_reduced = 0
+        self._reduced = reduced
         self._ddp.register_comm_hook(state, counting_hook)
         self._named = {n: p for n, p in models[0].named_parameters() if p.requires_grad}
         # ids of the parameters that got a gradient in this round, and in any round of this step
-        self._in_round: set[int] = set()
+        self._in_round = in_round = set[int]()
         self._in_step: frozenset[int] = frozenset()
         self._all_ids = frozenset(map(id, self._named.values()))
         if self._plan.batch.accumulation_steps > 1:  # else .grad itself tells: None until backward
             for parameter in self._named.values():
                 register: Any = parameter.register_post_accumulate_grad_hook
-                register(self._note_gradient)
-
-    def _note_gradient(self, parameter: nn.Parameter) -> None:
-        self._in_round.add(id(parameter))
+                register(lambda with_gradient: in_round.add(id(with_gradient)))
 
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
         result: T = self._ddp(function, *arguments)
@@ -137,7 +144,7 @@ class DDP(Strategy):
         DDP sends a bucket once backward has given all gradients in it. Gradients that did not come
         on this rank are given now, as zeros; other ranks may have them.
         """
-        if self._num_reduced < len(self._named):
+        if self._reduced.parameters < len(self._named):
             named = self._named.values()
             if self._plan.batch.accumulation_steps == 1:
                 self._in_round = {id(p) for p in named if p.grad is not None}
@@ -147,7 +154,7 @@ class DDP(Strategy):
             self._in_round.clear()
         else:
             self._in_step = self._all_ids
-        self._num_reduced = 0
+        self._reduced.parameters = 0
 
 
 def _comm_hook(compress: str, group: dist.ProcessGroup) -> tuple[object, CommHook]:
