@@ -41,9 +41,10 @@ class Answer:
 
     curve: losses and gradient norms, step by step. evaluated: what evaluations gave.
     hash: of the last state; '': not exact.
-    findings: kind, text and lines. left: bytes on GPUs that the run before left there. launches, syncs: of a steady step, of the process that made the
-    most; -1: the run was too short. syncs_at: the lines of those. memory, estimate: bytes of the
-    fullest device. refused: the error, where there was one.
+    findings: kind, text and lines. left: bytes on GPUs that the run before left there.
+    launches, syncs: of a steady step, of the process that made the most; -1: the run was too
+    short. syncs_at: the lines of those. memory, estimate: bytes of the fullest device. refused:
+    the error, where there was one.
     """
 
     curve: Sequence[float] = ()

@@ -12,6 +12,7 @@ from torch import nn
 # public in torch.distributed, where type checkers don't see it
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
@@ -41,8 +42,9 @@ _NO_BUFFER_SYNC: dict[str, Any] = {
 
 @dataclass
 class _Reduced:
-    """How many parameters' gradients have been sent in this step."""
+    """How many parameters' gradients have been sent in this step, after the first has begun."""
 
+    has_begun: bool = False
     parameters: int = 0
 
 
@@ -95,6 +97,8 @@ class DDP(Strategy):
         # No hook may hold this object: DDP's own part in C++ holds the hooks, where Python's
         # garbage collector sees no cycle, and the whole model would stay in a warm process.
         def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+            if not reduced.has_begun:
+                return noop_hook(state, bucket)
             reduced.parameters += len(bucket.parameters())
             if timeline is not None and bucket.is_last():
                 # all gradients are there: the rest of backward waits for the other ranks
@@ -124,11 +128,26 @@ class DDP(Strategy):
         of them would take the memory of a whole model.
         """
         self._in_step = frozenset()
+        if not self._reduced.has_begun:
+            self._begin_buckets()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and self._plan.batch.accumulation_steps > 1:
             torch._foreach_zero_(gradients)
         else:
             super().begin_step(parameters, num_microbatches)
+
+    def _begin_buckets(self) -> None:
+        """Have DDP keep the gradients in its buckets before the first backward pass of several.
+
+        Without it the gradients of the first step are added up beside the buckets, until the last
+        backward pass: a second copy of them. Zeros are given in the order of DDP's first buckets.
+        """
+        if self._plan.batch.accumulation_steps > 1:
+            self._ddp.reducer.prepare_for_backward([])
+            for parameter in reversed(self._named.values()):
+                torch.autograd.backward(parameter, torch.zeros_like(parameter))
+            self._in_round.clear()
+        self._reduced.has_begun = True
 
     def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
         self._in_step |= self._in_round
