@@ -45,7 +45,6 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "segmentation": (f"{HERE}/gpu_tasks.py:Segmentation", {}, {}),
     "speech": (f"{HERE}/gpu_tasks.py:Speech", {}, {}),
 }
-SHORT = ("unet", "resnet", "classify")  # all of them in make test-long
 
 
 class Data:
@@ -59,12 +58,18 @@ class Data:
         if task == "huggingface":
             return {
                 **self._texts(model.get("objective", "causal")),
-                **{"tokenizer": "bytes", "seq_len": 16, "validation": 0.2, "eval_samples": 8},
+                **{"tokenizer": "bpe:300", "seq_len": 16, "validation": 0.2, "eval_samples": 8},
             }
         if task == "vision":
             return {"source": "digits", "eval_samples": 20}
         if task == "diffusion":
-            small = {"resolution": 16, "bucket_step": 4, "crop": "random", "flip": 0.5}
+            small = {
+                "resolution": 16,
+                "bucket_step": 4,
+                "crop": "random",
+                "flip": 0.5,
+                "validation": 0.2,
+            }
             captions = {"shuffle": True, "dropout": 0.3}
             return {**small, "source": self._folder(write_pictures), "captions": captions}
         if task == "timeseries":
@@ -106,19 +111,7 @@ def run_of(name: str, use: str, strategy: str, data: Data) -> list[dict[str, Any
     return [{"values": values}]
 
 
-def test_small_models_of_three_tasks_train_as_on_cpus(tmp_path: Path, corpus: Path) -> None:
-    """Pictures, sensors and texts, each under two GPUs."""
-    data, runs = Data(tmp_path, corpus), {}
-    for name in SHORT:
-        runs[f"cpu {name}"] = run_of(name, "cpu:1", "single", data)
-        runs[name] = run_of(name, TWO, "ddp", data)
-    answers = train(tmp_path, runs, devices=2)
-    for name in SHORT:
-        check_equal(answers[name], answers[f"cpu {name}"])
-        check_waits(answers[name])
-
-
-@pytest.mark.long  # a hundred runs
+@pytest.mark.long  # a hundred runs; test_strategies_on_gpus.py has one of a classifier
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_trains_as_on_cpus(name: str, tmp_path: Path, corpus: Path) -> None:
     data, layouts = Data(tmp_path, corpus), [(ONE, "single"), (TWO, "dp"), (TWO, "ddp")]

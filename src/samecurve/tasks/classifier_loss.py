@@ -17,11 +17,19 @@ def class_loss(
     logits: Tensor, labels: Tensor, weights: Sequence[float], label_smoothing: float = 0.0
 ) -> Mean:
     """Cross-entropy. logits: [samples, classes]. labels: int64 [samples]. weights: by class."""
-    by_class = logits.new_tensor(weights)
+    by_class = _beside(logits, weights)
     error = F.cross_entropy(
         logits, labels, weight=by_class, label_smoothing=label_smoothing, reduction="none"
     )
     return Mean(error.sum(), by_class[labels].sum())
+
+
+def _beside(logits: Tensor, weights: Sequence[float]) -> Tensor:
+    """The weights on the device of the logits. No step waits for the copy."""
+    values = torch.tensor(weights, dtype=logits.dtype)
+    if logits.is_cuda:
+        values = values.pin_memory()
+    return values.to(logits.device, non_blocking=True)
 
 
 def count_answers(labels: Tensor, answers: Tensor, classes: int) -> Tensor:
