@@ -11,25 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samecurve.core.determinism.mean import Mean
+from samecurve.tasks.on_device import on_device
 
 
 def class_loss(
     logits: Tensor, labels: Tensor, weights: Sequence[float], label_smoothing: float = 0.0
 ) -> Mean:
     """Cross-entropy. logits: [samples, classes]. labels: int64 [samples]. weights: by class."""
-    by_class = _beside(logits, weights)
+    by_class = on_device(torch.tensor(weights, dtype=logits.dtype), logits.device)
     error = F.cross_entropy(
         logits, labels, weight=by_class, label_smoothing=label_smoothing, reduction="none"
     )
     return Mean(error.sum(), by_class[labels].sum())
-
-
-def _beside(logits: Tensor, weights: Sequence[float]) -> Tensor:
-    """The weights on the device of the logits. No step waits for the copy."""
-    values = torch.tensor(weights, dtype=logits.dtype)
-    if logits.is_cuda:
-        values = values.pin_memory()
-    return values.to(logits.device, non_blocking=True)
 
 
 def count_answers(labels: Tensor, answers: Tensor, classes: int) -> Tensor:
