@@ -11,6 +11,7 @@ import pytest
 from commands import losses, samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
+from samecurve.core.events import Activity
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.planner import plan
@@ -123,6 +124,30 @@ def test_a_full_gpu_is_named_with_what_others_hold(own: str, says: str) -> None:
     )
     assert error.remedy.startswith("end the other processes (`nvidia-smi` lists") == bool(says)
     assert error.remedy.endswith("; it goes on from the last save")
+
+
+@pytest.mark.parametrize(
+    ("activity", "says", "remedy"),
+    [
+        ("step", "with 4 samples at once", "--batch-size 1 .*, or --set train.recompute=block"),
+        (
+            "evaluate",
+            "with 4 samples at once, in an evaluation",
+            "--batch-size 1 .*, or --set train.eval_every=0 leaves evaluations out;",
+        ),
+        ("sample", "while it made samples", "--set train.sample_every=0 makes no samples;"),
+    ],
+)
+def test_the_remedy_is_for_what_the_rank_did(activity: Activity, says: str, remedy: str) -> None:
+    """A sample takes 50 GiB of the 80. The process itself is in no GPU's measured memory."""
+    config = load(Document({"batch": {"samples": 4}, "devices": {"use": "0"}}), Tasks()).config
+    full = OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 GiB.")
+    error = explain_out_of_memory(
+        full, plan(config, GPUS, FACTS), rank=0, peak_bytes=1 << 20, activity=activity
+    )
+    assert error is not None
+    assert error.cause.endswith(says)
+    assert re.search(f"^the same command with .*{remedy}", error.remedy)
 
 
 @pytest.mark.long

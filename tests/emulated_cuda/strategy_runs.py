@@ -2,15 +2,16 @@
 
 test_strategies_on_gpus.py starts it as `python -m strategy_runs CASES ANSWERS`. CASES, in
 JSON, holds runs by name: each is a list of legs, which follow each other in one run directory. A
-leg has `values` of a config and, where another leg follows, the step `stop_at`. ANSWERS gets what
-each run gave, or the words in which it was refused.
+leg has `values` of a config and, where another leg follows, the step `stop_at`. With `shares_gpu`
+all its ranks compute on the first GPU. ANSWERS gets what each run gave, or the words in which it
+was refused.
 """
 
 import gc
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +39,19 @@ STEADY = 3  # what is counted: from the start of this step to that of the next o
 class Answer:
     """What a run gave.
 
-    curve: losses and gradient norms, step by step. hash: of the last state; '': not exact.
-    findings: kind, text and lines. launches, syncs: of a steady step, of the process that made the
-    most; -1: the run was too short. syncs_at: the lines of those. memory, estimate: bytes of the
-    fullest device. refused: the error, where there was one.
+    curve: losses and gradient norms, step by step. evaluated: what evaluations gave.
+    hash: of the last state; '': not exact.
+    findings: kind, text and lines. left: bytes on GPUs that the run before left there.
+    launches, syncs: of a steady step, of the process that made the most; -1: the run was too
+    short. syncs_at: the lines of those. memory, estimate: bytes of the fullest device. refused:
+    the error, where there was one.
     """
 
     curve: Sequence[float] = ()
+    evaluated: Sequence[float] = ()
     hash: str = ""
     findings: Sequence[str] = ()
+    left: int = 0
     launches: int = -1
     syncs: int = -1
     syncs_at: Sequence[str] = ()
@@ -63,7 +68,9 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
     import emulated_cuda_native as native  # after torch, which brings it
 
     gc.collect()  # the engine of the run before, whose memory would count as this run's
+    left = 0
     for gpu in range(torch.cuda.device_count()):
+        left += native.memory(gpu)[0]
         native.reset_peak(gpu)
     known = len(native.reports())
     native.count(True)
@@ -74,7 +81,7 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
     train_rank(context, engine, task, Requests(None))
     native.count(False)
     found = [f"{row['kind']}: {row['text']} {row['here'][:2]}" for row in native.reports()[known:]]
-    return {"findings": found, **_steady(starts)}
+    return {"findings": found, "left": left, **_steady(starts)}
 
 
 def _note_starts(engine: Engine, native: Any) -> list[dict[str, Any]]:
@@ -117,6 +124,9 @@ def train_legs(legs: Sequence[Mapping[str, Any]], home: Path, ranks: Pool) -> An
         config = load(Document(dict(leg["values"])), Tasks()).config
         task = open_task(config, str(home.parent / "cache"))
         made = make_plan(config, machine, task.facts(), fixed)
+        if leg.get("shares_gpu"):
+            gpus = (made.layout.devices[0],) * made.layout.num_devices
+            made = replace(made, layout=replace(made.layout, devices=gpus))
         run, stop_at = make_run(home, config, made), leg.get("stop_at")
         attempt = Attempt("test", str(home), checkpoint, stop_at)
         parts += run_on_ranks(ranks, made, train_counted, attempt.to_json())
@@ -131,11 +141,19 @@ def train_legs(legs: Sequence[Mapping[str, Any]], home: Path, ranks: Pool) -> An
             if event.kind == "step"
             for name in ("loss", "grad_norm")
         ],
-        hash=["", *(event.values["hash"] for event in events if event.kind == "hashed")][-1],
+        evaluated=[
+            value
+            for event in events
+            if event.kind == "evaluated"
+            for name, value in sorted(event.values.items())
+            if isinstance(value, float) and name != "seconds"
+        ],
+        hash=["", *(event.values["hash"] for event in events if "hash" in event.values)][-1],
         findings=[finding for part in parts for finding in part["findings"]],
         launches=most.get("launches", -1),
         syncs=max(part.get("syncs", -1) for part in parts),
         syncs_at=[line for part in parts for line in part.get("syncs_at", ())],
+        left=max(part["left"] for part in parts),
         memory=max(ends[-1].get("memory_bytes_by_device", [0])),
         estimate=ends[-1].get("memory_estimate_bytes", 0),
     )

@@ -141,3 +141,75 @@ def _warnings(journal: Path) -> list[str]:
             return found
         time.sleep(0.2)
     raise AssertionError("no warning")
+
+
+# each row of an evaluation takes 256 MiB on its GPU, and a step takes none of them
+WIDE = """\
+import numpy as np
+import torch
+from torch import nn
+from samecurve import Mean
+
+
+class Rows:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, ids):
+        return {"x": (ids[:, None] * np.arange(1, 9) % 7).astype(np.float32)}
+
+
+class Wide:
+    def model(self):
+        return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def loss(self, model, batch):
+        error = (model(batch["x"]) - batch["x"].mean(1, keepdim=True)).square()
+        return Mean(error.sum(), error.numel())
+
+    def metrics(self, model, batch):
+        scores = torch.zeros(len(batch["x"]), 1 << 26, device=batch["x"].device)
+        scores[:, :1] = model(batch["x"])
+        return {"score": Mean(scores[:, 0].sum(), len(scores))}
+
+    def train_data(self):
+        return Rows()
+
+    def eval_data(self):
+        return Rows()
+"""
+
+
+@pytest.mark.parametrize("use", ["0", "0,1"])
+def test_memory_that_an_evaluation_lacks_is_told(use: str, tmp_path: Path) -> None:
+    """The same command with fewer rows at once goes on from the last save."""
+    (tmp_path / "wide.py").write_text(WIDE)
+    (tmp_path / "wide.yaml").write_text(
+        "task: wide.py:Wide\nbatch: {samples: 16}\n"
+        "train: {steps: 6, precision: f64, save_every: 2, eval_every: 4}\n"
+    )
+    emulation = Emulation(devices=2, gpu="T4", memory=3 << 29).environment()
+    words = ["train", "-f", "wide.yaml", "--devices", use, "--save-dir", "run"]
+
+    def train(*flags: str) -> tuple[int, str]:
+        done = subprocess.run(
+            command(*words, *flags),
+            cwd=tmp_path,
+            env={**os.environ, **emulation},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    code, printed = train()
+    assert code == 1, printed
+    assert " ran out of memory on cuda:" in printed
+    assert "at once, in an evaluation" in printed
+    assert "remedy: the same command with --global-batch 16 --batch-size 2 keeps the" in printed
+    assert "Traceback" not in printed
+    code, printed = train("--global-batch", "16", "--batch-size", "2")
+    assert code == 0, printed
+    assert "done   step 6" in printed

@@ -3,95 +3,16 @@
 A compiled step is left out: Triton's kernels need a real GPU.
 """
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from emulated import only_emulated
-from strategy_runs import Answer
-
-from samecurve_products.rehearse.emulated_cuda.machine import Emulation
+from gpu_runs import FOUR, ONE, THREE, TWO, check, check_waits, leg, train
+from har_sets import write_har
 
 pytestmark = only_emulated
-HERE = Path(__file__).parent
-ONE, TWO, THREE, FOUR = "0", "0,1", "0,1,2", "0,1,2,3"
 LAUNCHES = {"single": 1700, "dp": 1750, "ddp": 1060, "fsdp": 780}  # of a steady step in f64
-Legs = Sequence[Mapping[str, Any]]
-
-
-def leg(
-    corpus: Path,
-    use: str,
-    strategy: str,
-    *,
-    stop_at: int | None = None,
-    **sections: Mapping[str, Any],
-) -> dict[str, Any]:
-    """A small decoder of two layers for five steps. sections: what the config has besides."""
-    values: dict[str, Any] = {
-        "model": {
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_heads": 2,
-            "kv_heads": 1,
-            "intermediate_size": 48,
-            "max_seq_len": 16,
-        },
-        "data": {"source": str(corpus), "validation": 0.1, "eval_samples": 8, "prompts": []},
-        "batch": {"samples": 10, "per_device": 2},
-        "optimizer": {"lr": 1e-2, "clip": 0.5},
-        "train": {"steps": 5, "exact": False, "eval_every": 0, "log_every": 100},
-        "devices": {"use": use, "strategy": strategy},
-    }
-    for name, section in sections.items():
-        values[name] = {**values.get(name, {}), **section}
-    return {"values": values, "stop_at": stop_at}
-
-
-def train(home: Path, runs: Mapping[str, Legs], *, devices: int = 3) -> dict[str, Answer]:
-    """Train all runs in one process and its warm ranks."""
-    cases, answers = home / "cases.json", home / "answers.json"
-    cases.write_text(json.dumps(runs))
-    done = subprocess.run(
-        [sys.executable, "-m", "strategy_runs", cases, answers],
-        cwd=home,
-        env=_environment(devices),
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
-    assert not done.returncode, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return {name: Answer(**answer) for name, answer in json.loads(answers.read_text()).items()}
-
-
-def _environment(devices: int) -> dict[str, str]:
-    emulated = Emulation(devices=devices).environment()
-    paths = os.pathsep.join([emulated["PYTHONPATH"], str(HERE)])
-    return {**os.environ, **emulated, "PYTHONPATH": paths}
-
-
-def check(answer: Answer, *, steps: int = 5) -> None:
-    """The run came to its end, and the emulator found nothing."""
-    assert not answer.refused
-    assert len(answer.curve) == 2 * steps
-    assert answer.findings == []
-
-
-def check_waits(answer: Answer) -> None:
-    """The host waits once: for the step before, of which it writes the line, with one step queued.
-
-    Within a step it waits for nothing.
-    """
-    assert answer.syncs <= 1, answer.syncs_at
-    of_metrics = "event.synchronize", "torch_engine/step/step_metrics.py", "core/step_logger.py"
-    for lines in answer.syncs_at:
-        assert all(name in line for name, line in zip(of_metrics, lines.split("\n"), strict=False))
 
 
 def test_each_strategy_trains_as_cpus_do(tmp_path: Path, corpus: Path) -> None:
@@ -100,19 +21,48 @@ def test_each_strategy_trains_as_cpus_do(tmp_path: Path, corpus: Path) -> None:
     f64, exact = {"precision": "f64"}, {"precision": "f32", "exact": True}
     runs = {strategy: [leg(corpus, use, strategy, train=f64)] for use, strategy in layouts}
     runs["cpu"] = [leg(corpus, "cpu:1", "single", train=f64)]
-    for use, strategy in [(ONE, "single"), (TWO, "ddp"), (TWO, "fsdp")]:
+    runs["moved"] = [
+        leg(corpus, use, strategy, stop_at=stop_at, train={**f64, "keep": 0})
+        for use, strategy, stop_at in [(ONE, "single", 2), ("cpu:1", "single", 3), (TWO, "dp", 5)]
+    ]
+    checked = {"devices": {"sync": "gloo"}, "train": {**f64, "sentinel": 2}}
+    runs["shared gpu"] = [leg(corpus, TWO, "ddp", shares_gpu=True, **checked)]
+    for use, strategy in [(ONE, "single"), (TWO, "ddp"), (THREE, "fsdp")]:
         runs[f"exact {strategy}"] = [leg(corpus, use, strategy, train=exact)]
+    runs["sensors"] = [sensor_leg(tmp_path, TWO, "ddp")]
+    runs["sensors cpu"] = [sensor_leg(tmp_path, "cpu:1", "single")]
     answers = train(tmp_path, runs)
-    for answer in answers.values():
+    for name, answer in answers.items():
         check(answer)
-        check_waits(answer)
+        wanted = answers["sensors cpu" if name.startswith("sensors") else "cpu"].curve
+        if not name.startswith("exact"):
+            assert answer.curve == pytest.approx(wanted, rel=1e-12, abs=0), name
+        if name not in {"shared gpu", "moved"}:  # Gloo waits
+            check_waits(answer)
     for strategy, most in LAUNCHES.items():
-        assert answers[strategy].curve == pytest.approx(answers["cpu"].curve, rel=1e-12, abs=0)
         assert 0 < answers[strategy].launches <= most, strategy
+        assert answers[strategy].memory <= answers[strategy].estimate, strategy
+    assert answers["shared gpu"].memory < 2 * answers["shared gpu"].estimate
     hashes = {answer.hash for name, answer in answers.items() if name.startswith("exact")}
     assert len(hashes) == 1
     assert hashes != {""}
-    assert answers["single"].memory <= answers["single"].estimate
+
+
+def sensor_leg(home: Path, use: str, strategy: str) -> dict[str, Any]:
+    """A classifier of sensor readings, with weights of its classes and noise on its input."""
+    folder = home / "sensors"
+    values = {
+        "task": "timeseries",
+        "model": {"width": 4, "depth": 2, "kernel_size": 3, "class_weights": "balanced"},
+        "data": {
+            "source": str(folder if folder.exists() else write_har(folder)),
+            "augment": {"jitter": 0.1, "scale": 0.2, "time_warp": 0.2},
+        },
+        "batch": {"samples": 10, "per_device": 5},
+        "train": {"steps": 5, "precision": "f64", "exact": False, "log_every": 100},
+        "devices": {"use": use, "strategy": strategy},
+    }
+    return {"values": values}
 
 
 @pytest.mark.long  # fifty runs
@@ -125,9 +75,6 @@ def test_each_strategy_in_each_precision(
 ) -> None:
     exact = not near
     settings: dict[str, Any] = {"train": {"precision": precision, "exact": exact}}
-    if exact:  # vectors that 2, 3 and 4 devices cut into whole registers of this CPU, whose kernels
-        # round the rest in another way; a GPU has no such rest
-        settings["model"] = {"hidden_size": 192, "intermediate_size": 192}
     runs = {"single": [leg(corpus, ONE, "single", **settings)]}
     for use in (TWO, THREE, FOUR):
         for strategy in ("dp", "ddp", "fsdp", *(["hsdp"] if use == FOUR else [])):

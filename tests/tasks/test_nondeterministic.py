@@ -270,7 +270,8 @@ def test_what_only_a_step_shows_becomes_the_same_refusal(
     context: Any = SimpleNamespace(plan=exact)
     engine: Any = SimpleNamespace(peak_memory=int)
     error = RuntimeError(said)
-    ends = [reason_of(error, context, engine, has_trained=trained) for trained in (False, True)]
+    beats: Any = [SimpleNamespace(trained=trained) for trained in (False, True)]
+    ends = [reason_of(error, context, engine, beat) for beat in beats]
     assert [type(end) for end in ends] == [UserError, RunError]  # exit codes 2 and 1, not 75
     assert {str(end) for end in ends} == {str(explain_nondeterministic(error, exact))}
     assert explain_nondeterministic(RuntimeError(said), ordinary) is None

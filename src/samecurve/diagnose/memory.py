@@ -4,6 +4,7 @@ import re
 import resource
 from collections.abc import Sequence
 
+from samecurve.core.events import Activity
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError
@@ -30,13 +31,13 @@ _ERROR_WORDS = (
 
 
 def explain_out_of_memory(
-    error: BaseException, plan: Plan, *, rank: int, peak_bytes: int
+    error: BaseException, plan: Plan, *, rank: int, peak_bytes: int, activity: Activity = "step"
 ) -> RunError | None:
     """The out-of-memory error with its sizes and remedy; None: the error is another one.
 
     The error is recognised by type name and words, so that no engine is imported.
 
-    peak_bytes: what the rank has held at most
+    peak_bytes: what the rank has held at most. activity: of the rank, as its heartbeat has it
     """
     text = _out_of_memory_text(error)
     if text is None:
@@ -49,11 +50,15 @@ def explain_out_of_memory(
     )
     if requested:
         cause += f" and asked for {show_bytes(requested)} more,"
-    cause += f" with {counted(plan.batch.micro_batch_size, 'sample')} at once"
+    if activity == "sample":
+        cause += " while it made samples"
+    else:
+        cause += f" with {counted(plan.batch.micro_batch_size, 'sample')} at once"
+        cause += ", in an evaluation" if activity == "evaluate" else ""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if device.kind == "cpu" and limit != resource.RLIM_INFINITY:
         cause += f"; `ulimit -v` limits its address space to {show_bytes(limit)}"
-    remedy = f"the same command with {_smaller_flags(plan, peak_bytes + requested)}"
+    remedy = f"the same command with {_smaller_flags(plan, peak_bytes + requested, activity)}"
     if others := _held_by_others(text):
         cause += f"; other processes held {show_bytes(others)} of it"
         remedy = f"end the other processes (`nvidia-smi` lists them); or {remedy}"
@@ -103,24 +108,22 @@ def _bytes_of(size: str) -> int:
     return int(float(number) * _UNITS[unit])
 
 
-def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
-    """Flags that need less memory and change no result.
-
-    The memory of one sample is estimated from what this step wanted.
-    """
+def _smaller_flags(plan: Plan, wanted_bytes: int, activity: Activity) -> str:
+    """Flags that need less memory and change no result."""
+    if activity == "sample":
+        return "--set train.sample_every=0 makes no samples"
     ways = []
     if plan.batch.micro_batch_size > 1:
-        fixed_bytes = sum(term.bytes for term in plan.memory if term.name != "activations")
-        bytes_per_sample = max(1.0, (wanted_bytes - fixed_bytes) / plan.batch.micro_batch_size)
-        room = 0.9 * min(device.memory for device in plan.layout.devices) - fixed_bytes
-        fits = max(1, min(plan.batch.micro_batch_size // 2, int(room / bytes_per_sample)))
+        fits = _samples_that_fit(plan, wanted_bytes)
         global_batch_size = plan.batch.global_batch_size
         rounds = -(-global_batch_size // (plan.layout.num_devices * fits))
         ways.append(
             f"--global-batch {global_batch_size} --batch-size {fits} keeps the batch of"
             f" {global_batch_size}, in {rounds} rounds of {fits}"
         )
-    if plan.compute.recompute == "none":
+    if activity == "evaluate":
+        ways.append("--set train.eval_every=0 leaves evaluations out")
+    elif plan.compute.recompute == "none":
         ways.append("--set train.recompute=block keeps fewer activations")
     share = plan.layout.offload_frozen
     if 0 < share < 1:
@@ -128,3 +131,18 @@ def _smaller_flags(plan: Plan, wanted_bytes: int) -> str:
     if plan.layout.shards == 1 and plan.layout.num_devices > 1 and not share:
         ways.append("--strategy fsdp shares the model's state out")
     return ", or ".join(ways or ["--set devices.offload=true, more devices, or a smaller model"])
+
+
+def _samples_that_fit(plan: Plan, wanted_bytes: int) -> int:
+    """The samples at once that a device has memory for, at most half of those that it has not.
+
+    The memory of one sample is estimated from what was wanted, which on a GPU is without the
+    process itself.
+    """
+    devices, samples = plan.layout.devices, plan.batch.micro_batch_size
+    fixed = {term.name: term.bytes for term in plan.memory if term.name != "activations"}
+    room = 0.9 * min(device.memory for device in devices) - sum(fixed.values())
+    if devices[0].kind == "cuda":
+        fixed.pop("process", None)
+    bytes_per_sample = max(1.0, (wanted_bytes - sum(fixed.values())) / samples)
+    return max(1, min(samples // 2, int(room / bytes_per_sample)))

@@ -24,9 +24,11 @@ class Heartbeat:
         os.close(descriptor)
         self._beats = 0
         self.trained = False  # whether a step has been finished
+        self.activity: Activity = "start"
 
     def __call__(self, step: int, activity: Activity) -> None:
         self.trained = self.trained or activity == "data"
+        self.activity = activity
         self._beats = (self._beats + 1) % _MAX_BEATS
         _FORMAT.pack_into(self._map, 0, step, ACTIVITIES.index(activity), self._beats)
 

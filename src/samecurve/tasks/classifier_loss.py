@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from samecurve.core.determinism.mean import Mean
+from samecurve.tasks.on_device import on_device
 
 
 def class_loss(
     logits: Tensor, labels: Tensor, weights: Sequence[float], label_smoothing: float = 0.0
 ) -> Mean:
     """Cross-entropy. logits: [samples, classes]. labels: int64 [samples]. weights: by class."""
-    by_class = logits.new_tensor(weights)
+    by_class = on_device(torch.tensor(weights, dtype=logits.dtype), logits.device)
     error = F.cross_entropy(
         logits, labels, weight=by_class, label_smoothing=label_smoothing, reduction="none"
     )

@@ -116,19 +116,25 @@ class BitSums:
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The hash of an array; int64, on its device. It differs if a single number differs."""
         device = values.device
-        if device not in self._factors:
-            self._factors[device] = _factors(_CHUNK.get(device.type, _LARGE_CHUNK), device)
-        factors = self._factors[device]
+        chunk = _CHUNK.get(device.type, _LARGE_CHUNK)
         flat = values.detach().reshape(-1)
         bits = flat.view(_INTEGERS[flat.element_size()])
+        factors = self._factors_of(min(len(bits), chunk), device)
         total = torch.zeros((), dtype=torch.int64, device=device)
-        for part in torch.split(bits, len(factors)):
+        for part in torch.split(bits, chunk):
             total = total * _FIRST + (part * factors[: len(part)]).sum()
         return total
+
+    def _factors_of(self, count: int, device: torch.device) -> torch.Tensor:
+        """At least `count` factors: no more memory than the largest array so far needs."""
+        if device not in self._factors or len(self._factors[device]) < count:
+            self._factors.pop(device, None)
+            self._factors[device] = _factors(count, device)
+        return self._factors[device]
 
 
 def _factors(count: int, device: torch.device) -> torch.Tensor:
     """Odd numbers that look like random ones, each a function of its place."""
-    places = torch.arange(1, count + 1, device=device) * _FIRST
-    mixed = (places ^ (places >> 32)) * _SECOND
-    return (mixed ^ (mixed >> 29)) | 1
+    mixed = torch.arange(1, count + 1, device=device).mul_(_FIRST)
+    mixed.bitwise_xor_(mixed >> 32).mul_(_SECOND)
+    return mixed.bitwise_xor_(mixed >> 29).bitwise_or_(1)

@@ -210,7 +210,7 @@ def _explained(
         reason = None
         with not_hiding(error):
             store.abandon()
-            reason = _reason_of(error, context, engine, has_trained=heartbeat.trained)
+            reason = _reason_of(error, context, engine, heartbeat)
         if reason:
             raise reason from error
         raise
@@ -323,23 +323,26 @@ def _make_feed(
 
 
 def _reason_of(
-    error: BaseException, context: RankContext, engine: Engine, *, has_trained: bool
+    error: BaseException, context: RankContext, engine: Engine, heartbeat: Heartbeat
 ) -> BaseException | None:
     """A better explanation of what ended the training; None: the error's own is good."""
     from samecurve.diagnose.kernels import explain_nondeterministic
 
     refused = explain_nondeterministic(error, context.plan)
     error = refused or error
-    if isinstance(error, UserError) and has_trained:
+    if isinstance(error, UserError) and heartbeat.trained:
         # no longer a refusal: the run has failed
         return RunError(error.cause, error.remedy, error.where)
     if refused:
         return refused
     from samecurve.diagnose.memory import explain_out_of_memory
 
-    peak_bytes = engine.peak_memory()
     return explain_out_of_memory(
-        error, context.plan, rank=context.rank.index, peak_bytes=peak_bytes
+        error,
+        context.plan,
+        rank=context.rank.index,
+        peak_bytes=engine.peak_memory(),
+        activity=heartbeat.activity,
     )
 
 

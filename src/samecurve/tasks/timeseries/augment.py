@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from samecurve.core.sample_numbers import SampleNumbers
+from samecurve.tasks.on_device import on_device
 
 _WAVES = 3  # sine waves that a warp of time consists of
 
@@ -45,7 +46,7 @@ def warp_time(x: Tensor, numbers: SampleNumbers, deviation: float) -> Tensor:
     if last < 1:
         return x
     drawn: Tensor = numbers.normal(_WAVES)
-    waves = torch.from_numpy(_waves(last)).to(x.device)
+    waves = on_device(torch.from_numpy(_waves(last)), x.device)
     positions = torch.arange(last + 1, dtype=torch.float32, device=x.device).expand(len(x), -1)
     for number in range(_WAVES):
         positions = positions + deviation * drawn[:, number, None] * waves[number]

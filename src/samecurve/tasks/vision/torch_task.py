@@ -16,6 +16,7 @@ from samecurve.core.sample_numbers import rng
 from samecurve.tasks.classifier_loss import count_answers, widened
 from samecurve.tasks.forward_costs import forward_costs
 from samecurve.tasks.lora import StoredArray
+from samecurve.tasks.on_device import on_device
 from samecurve.tasks.vision.backbone import Backbone, unlike_backbone
 from samecurve.tasks.vision.filters import filter_pictures, is_of_a_filter
 from samecurve.tasks.vision.layout import skip_rates
@@ -109,9 +110,8 @@ class TorchVision(VisionTask):
         """What dropout and stochastic depth multiply with, by numbers that follow the sample."""
         fields, kept, features = self.fields, None, None
         if fields.drop_path:
-            rates = torch.tensor(
-                skip_rates(fields), dtype=torch.float32, device=batch["labels"].device
-            )
+            rates = torch.tensor(skip_rates(fields), dtype=torch.float32)
+            rates = on_device(rates, batch["labels"].device)
             kept = (rng(batch).uniform(fields.depth) >= rates).float() / (1 - rates)
         if fields.dropout:
             drawn = rng(batch).uniform(fields.width) >= fields.dropout
@@ -122,7 +122,8 @@ class TorchVision(VisionTask):
         """Pixels with mean and deviation taken out, in the type of the model's parameters."""
         dtype = next(iter(model.parameters())).dtype
         values = pixels.to(dtype) / (255 if pixels.dtype == torch.uint8 else 1)
-        mean, std = (values.new_tensor(of) for of in (self.format.mean, self.format.std))
+        scales = torch.tensor([self.format.mean, self.format.std], dtype=dtype)
+        mean, std = on_device(scales, values.device)
         return (values - mean) / std
 
     def facts(self) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 # public in torch.distributed, where type checkers don't see it
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.planning.plan import Plan
@@ -36,6 +38,14 @@ _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel._
 _NO_BUFFER_SYNC: dict[str, Any] = {
     "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False
 }
+
+
+@dataclass
+class _Reduced:
+    """How many parameters' gradients have been sent in this step, after the first has begun."""
+
+    has_begun: bool = False
+    parameters: int = 0
 
 
 class DDP(Strategy):
@@ -82,29 +92,30 @@ class DDP(Strategy):
             **_NO_BUFFER_SYNC,
         )
         state, hook = _comm_hook(self._plan.layout.compress, group)
-        timeline = self._comm.timeline
+        timeline, reduced = self._comm.timeline, _Reduced()
 
+        # No hook may hold this object: DDP's own part in C++ holds the hooks, where Python's
+        # garbage collector sees no cycle, and the whole model would stay in a warm process.
         def counting_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-            self._num_reduced += len(bucket.parameters())
+            if not reduced.has_begun:
+                return noop_hook(state, bucket)
+            reduced.parameters += len(bucket.parameters())
             if timeline is not None and bucket.is_last():
                 # all gradients are there: the rest of backward waits for the other ranks
                 timeline.mark_rest("sync")
             return hook(state, bucket)
 
-        self._num_reduced = 0
+        self._reduced = reduced
         self._ddp.register_comm_hook(state, counting_hook)
         self._named = {n: p for n, p in models[0].named_parameters() if p.requires_grad}
         # ids of the parameters that got a gradient in this round, and in any round of this step
-        self._in_round: set[int] = set()
+        self._in_round = in_round = set[int]()
         self._in_step: frozenset[int] = frozenset()
         self._all_ids = frozenset(map(id, self._named.values()))
         if self._plan.batch.accumulation_steps > 1:  # else .grad itself tells: None until backward
             for parameter in self._named.values():
                 register: Any = parameter.register_post_accumulate_grad_hook
-                register(self._note_gradient)
-
-    def _note_gradient(self, parameter: nn.Parameter) -> None:
-        self._in_round.add(id(parameter))
+                register(lambda with_gradient: in_round.add(id(with_gradient)))
 
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
         result: T = self._ddp(function, *arguments)
@@ -117,11 +128,26 @@ class DDP(Strategy):
         of them would take the memory of a whole model.
         """
         self._in_step = frozenset()
+        if not self._reduced.has_begun:
+            self._begin_buckets()
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if gradients and self._plan.batch.accumulation_steps > 1:
             torch._foreach_zero_(gradients)
         else:
             super().begin_step(parameters, num_microbatches)
+
+    def _begin_buckets(self) -> None:
+        """Have DDP keep the gradients in its buckets before the first backward pass of several.
+
+        Without it the gradients of the first step are added up beside the buckets, until the last
+        backward pass: a second copy of them. Zeros are given in the order of DDP's first buckets.
+        """
+        if self._plan.batch.accumulation_steps > 1:
+            self._ddp.reducer.prepare_for_backward([])
+            for parameter in reversed(self._named.values()):
+                torch.autograd.backward(parameter, torch.zeros_like(parameter))
+            self._in_round.clear()
+        self._reduced.has_begun = True
 
     def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
         self._in_step |= self._in_round
@@ -137,7 +163,7 @@ class DDP(Strategy):
         DDP sends a bucket once backward has given all gradients in it. Gradients that did not come
         on this rank are given now, as zeros; other ranks may have them.
         """
-        if self._num_reduced < len(self._named):
+        if self._reduced.parameters < len(self._named):
             named = self._named.values()
             if self._plan.batch.accumulation_steps == 1:
                 self._in_round = {id(p) for p in named if p.grad is not None}
@@ -147,7 +173,7 @@ class DDP(Strategy):
             self._in_round.clear()
         else:
             self._in_step = self._all_ids
-        self._num_reduced = 0
+        self._reduced.parameters = 0
 
 
 def _comm_hook(compress: str, group: dist.ProcessGroup) -> tuple[object, CommHook]:

@@ -8,7 +8,7 @@ by bucket, while the last backward pass still runs (exact_allreduce.py).
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -27,6 +27,9 @@ from samecurve.torch_engine.strategies.exact_allreduce import (
     Held,
 )
 from samecurve.torch_engine.strategies.exact_norm import RowSquares, norm_of_rows
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
 T = TypeVar("T")
 _BUCKET_BYTES = 8 << 20
@@ -52,10 +55,15 @@ class Exact(DP):
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         set_deterministic(True)
         super().__init__(plan, comm, devices)
+        # torch's part in C++ holds them, where Python's garbage collector sees no cycle: left in
+        # place, they would keep the whole model in a warm process
+        self._hooks: list[RemovableHandle] = []
 
     def close(self) -> None:
         super().close()
         set_deterministic(False)
+        for hook in self._hooks:
+            hook.remove()
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
@@ -83,7 +91,8 @@ class Exact(DP):
         for parameters, fired in zip(self._parameters, self._fired, strict=True):
             for parameter in parameters:
                 hook = partial(self._gradient_ready, fired)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                register: Any = parameter.register_post_accumulate_grad_hook
+                self._hooks.append(register(hook))
 
     def _replica_of(self, index: int) -> nn.Module:
         """The replica of the device that a lane belongs to."""

@@ -11,6 +11,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/op_registration/adaption.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
@@ -50,6 +51,50 @@ static bool has_mask_index(const std::string& name, c10::ArrayRef<IValue> argume
   return false;
 }
 
+static bool is_fused_update(const std::string& name) {
+  return name.rfind("aten::_fused_ad", 0) == 0 || name.rfind("aten::_fused_sgd", 0) == 0;
+}
+
+// The arrays of a fused optimizer. CUDA's kernels compute each number alike, the CPU's the last few
+// of an array in another way: arrays that are cut elsewhere would get other bits. So the CPU's
+// kernel gets copies of such arrays, which whole vectors fill.
+class WholeVectors {
+ public:
+  WholeVectors(const c10::FunctionSchema& schema, Stack& stack) {
+    if (!is_fused_update(schema.name())) return;
+    const size_t first = stack.size() - schema.arguments().size();
+    for (size_t i = 0; i < schema.arguments().size(); ++i) {
+      auto& value = stack[first + i];
+      if (!value.isTensorList()) continue;
+      const auto* alias = schema.arguments()[i].alias_info();
+      c10::List<Tensor> arrays;
+      for (const auto& array : value.toTensorVector())
+        arrays.push_back(filled_up(array, alias && alias->isWrite()));
+      value = arrays;
+    }
+  }
+
+  void finish() {
+    for (const auto& [copied, numbers] : written_) numbers.copy_(copied);
+  }
+
+ private:
+  Tensor filled_up(const Tensor& array, bool is_written) {
+    constexpr int64_t vector_bytes = 64;  // of the widest vector instructions
+    const auto size = array.numel(), in_vector = vector_bytes / array.element_size();
+    const bool is_whole = size % in_vector == 0 || !array.dim();
+    if (is_whole || !array.is_non_overlapping_and_dense()) return array;
+    const auto numbers = array.as_strided({size}, {1});  // as they lie in memory
+    const auto whole = at::zeros({(size / in_vector + 1) * in_vector}, array.options());
+    const auto copied = whole.narrow(0, 0, size);
+    copied.copy_(numbers);
+    if (is_written) written_.emplace_back(copied, numbers);
+    return whole;
+  }
+
+  std::vector<std::pair<Tensor, Tensor>> written_;  // numbers of the copy, of the array
+};
+
 class OperatorCall {
  public:
   OperatorCall(const c10::OperatorHandle& op, Stack* stack)
@@ -74,7 +119,9 @@ class OperatorCall {
         at::DisableRecordFunctionGuard once;  // the profiler has counted the call already
         at::AutoDispatchBelowADInplaceOrView below_autograd;
         c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+        WholeVectors vectors(schema_, *stack_);
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+        vectors.finish();
       }
       adaptation.finish(*stack_);
     }
@@ -204,8 +251,7 @@ class OperatorCall {
   int64_t launches() const {
     const auto& name = schema_.name();
     if (is_view_ || name == "aten::_local_scalar_dense") return 0;
-    const bool is_fused = name.rfind("aten::_fused_ad", 0) == 0 ||
-        name.rfind("aten::_fused_sgd", 0) == 0;
+    const bool is_fused = is_fused_update(name);
     const bool is_multi_tensor = is_fused || name.rfind("aten::_foreach_", 0) == 0 ||
         name.rfind("aten::_amp_foreach", 0) == 0;
     if (!is_multi_tensor || !longest_list_) return 1;
