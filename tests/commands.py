@@ -19,7 +19,7 @@ from samecurve.checkpoint.format import load
 from samecurve.checkpoint.store import newest
 from samecurve.cli.main import main
 from samecurve.observe.journal import read_events
-from warm_commands import template
+from warm_commands import Live, template
 
 # of a rank that was forked, or started by itself
 _RANKS = {"samecurve.run.fork_server", "samecurve.worker.rank_main"}
@@ -77,6 +77,22 @@ def samecurve(
         f"exit {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     )
     return done
+
+
+@contextmanager
+def running(*arguments: object, cwd: Path, timeout: float = 120) -> Iterator[Live]:
+    """A live command, forked from the template and ended with the block."""
+    if sys.platform == "linux":
+        with template().running(command(*arguments)[3:], cwd, timeout) as live:
+            yield live
+        return
+    with started(*arguments, cwd=cwd) as process:
+
+        def end() -> subprocess.CompletedProcess[str]:
+            output, _ = process.communicate(timeout=timeout)
+            return subprocess.CompletedProcess(process.args, process.returncode, output, "")
+
+        yield Live(process.pid, end)
 
 
 def refused(

@@ -5,7 +5,7 @@ than most tests then compute. So one process of the session, the template, impor
 Every command of `commands.samecurve` is forked from the template, and so is every fork server
 that the test process starts. A command's own fork server is forked from the command. All of them
 are processes as an ordinary start makes them: with a pid, an environment, a directory, streams and
-an exit code of their own. Tests of starting, signals, kills and hosts start commands afresh.
+an exit code of their own. Tests of starting, signals and kills start commands afresh.
 """
 
 import os
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from samecurve.cli.main import main
@@ -46,6 +46,13 @@ _SERVER = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1
 _HERE = str(Path(__file__).parent)
 
 
+class Live(NamedTuple):
+    """A live command, and what waits for its end."""
+
+    pid: int
+    end: Callable[[], subprocess.CompletedProcess[str]]
+
+
 class Template:
     """The process from which others are forked."""
 
@@ -66,6 +73,12 @@ class Template:
         self, command: Sequence[str], cwd: Path, timeout: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a command of the program to its end. command: without `samecurve`."""
+        with self.running(command, cwd, timeout) as live:
+            return live.end()
+
+    @contextmanager
+    def running(self, command: Sequence[str], cwd: Path, timeout: float) -> Iterator[Live]:
+        """A live command, ended with the block."""
         call = Call(f"{__name__}:run", (str(cwd), *command), child_environment(), new_session=False)
         with (
             open(os.devnull, "rb") as nothing,
@@ -73,15 +86,19 @@ class Template:
             tempfile.TemporaryFile("w+") as err,
         ):
             process = self.start(call, (nothing.fileno(), out.fileno(), err.fileno()))
-            try:
+
+            def end() -> subprocess.CompletedProcess[str]:
                 _wait(process, command, timeout)
+                code = process.wait()
+                out.seek(0)
+                err.seek(0)
+                return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+            try:
+                yield Live(process.pid, end)
             finally:
                 process.kill()
                 process.wait()
-            out.seek(0)
-            err.seek(0)
-            assert process.returncode is not None
-            return subprocess.CompletedProcess(command, process.returncode, out.read(), err.read())
 
 
 @cache

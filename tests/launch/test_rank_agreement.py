@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Timer
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from commands import command, write_config
+from commands import running, write_config
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.protocols import Rank
 from samecurve.launch.rank_agreement import check_ranks_agree, differences
@@ -37,39 +38,36 @@ class Own:
 """
 
 
-def test_ranks_of_different_config_and_code_are_refused(tmp_path: Path) -> None:
+def test_ranks_of_different_config_and_code_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A task of a Slurm job, and a process with torch's variables, each with files of its own: both
     leave with 2, one says why, and no run directory is left.
     """
     job = free_slurm_job()
-    processes = []
-    for rank in range(2):
-        home = tmp_path / f"host-{rank}"
-        home.mkdir()
-        (home / "own.py").write_text(OWN + "# changed\n" * rank)
-        (home / "own.yaml").write_text(
-            f"task: own.py:Own\nbatch: {{samples: {8 - 4 * rank}}}\ntrain: {{steps: 2}}\ndata:"
-            f" {{prefetch: {rank + 1}}}\n"
-        )
-        slurm = {
-            **slurm_variables(rank, job),
-            "SLURM_STEP_NUM_NODES": "1",
-            "SLURM_LOCALID": str(rank),
-            "SLURM_STEP_NODELIST": "localhost",
-        }
-        environment = {**os.environ, **(from_slurm(slurm) if rank else slurm)}
-        processes.append(
-            subprocess.Popen(
-                command("train", "-f", "own.yaml"),
-                cwd=home,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+    with ExitStack() as ranks:
+        processes = []
+        for rank in range(2):
+            home = tmp_path / f"host-{rank}"
+            home.mkdir()
+            (home / "own.py").write_text(OWN + "# changed\n" * rank)
+            (home / "own.yaml").write_text(
+                f"task: own.py:Own\nbatch: {{samples: {8 - 4 * rank}}}\ntrain: {{steps: 2}}\ndata:"
+                f" {{prefetch: {rank + 1}}}\n"
             )
-        )
-    said = [process.communicate(timeout=90)[0] for process in processes]
-    assert [process.returncode for process in processes] == [2, 2], said
+            slurm = {
+                **slurm_variables(rank, job),
+                "SLURM_STEP_NUM_NODES": "1",
+                "SLURM_LOCALID": str(rank),
+                "SLURM_STEP_NODELIST": "localhost",
+            }
+            with monkeypatch.context() as environment:
+                for name, value in (from_slurm(slurm) if rank else slurm).items():
+                    environment.setenv(name, value)
+                processes.append(ranks.enter_context(running("train", "-f", "own.yaml", cwd=home)))
+        done = [process.end() for process in processes]
+    assert [one.returncode for one in done] == [2, 2], done
+    said = [one.stdout + one.stderr for one in done]
     cause, remedy = (line for line in said[0].splitlines() if not line.startswith("waiting"))
     assert cause.startswith(
         "error: environment: rank 1 runs something else than rank 0: the file own.py "

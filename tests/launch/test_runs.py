@@ -98,9 +98,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(tmp_path: Path, cor
 
     A live bar shows progress, on a narrow terminal too, whose lines end with whole words.
     """
-    config = write_config(tmp_path, corpus)
-    slow = ["--set", "train.steps=200"]
-    arguments = command("train", "-f", config, *slow, "--devices", "cpu:2")
+    config = write_config(tmp_path, corpus, steps=200, save=100)
+    arguments = command("train", "-f", config, "--devices", "cpu:2")
     terminal = pexpect.spawn(
         arguments[0],
         arguments[1:],
@@ -123,10 +122,10 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_elsewhere(tmp_path: Path, cor
     assert [event.kind for event in read_events(run / "journal.jsonl")][-1] == "stopped"
     stopped = steps_written(run)
     assert stopped < 200
-    done = samecurve("train", "-f", config, *slow, "--devices", "cpu:3", cwd=tmp_path)
+    done = samecurve("train", "-f", config, "--devices", "cpu:3", cwd=tmp_path)
     assert f"resume step {stopped}" in done.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [run.name]
-    samecurve("train", "-f", config, *slow, "--save-dir", "unbroken", cwd=tmp_path)
+    samecurve("train", "-f", config, "--save-dir", "unbroken", cwd=tmp_path)
     assert_same_run(run, tmp_path / "unbroken")
 
 

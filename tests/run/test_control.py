@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from commands import losses, samecurve, started, steps_written, until, write_config
+from commands import losses, running, samecurve, steps_written, until, write_config
 from samecurve.core.events import REQUESTS
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import control
@@ -20,7 +20,7 @@ def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> N
     Lines of another attempt, or none, are passed over.
     """
     config = write_config(tmp_path, corpus, steps=100_000, save=50_000)
-    with started(
+    with running(
         "train", "-f", config, "--save-dir", "run", "--devices", "cpu:2", cwd=tmp_path
     ) as live:
         run = tmp_path / "run"
@@ -41,8 +41,8 @@ def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> N
         until(lambda: any(event.kind == "saved" for event in read_events(run / "journal.jsonl")))
         with open(run / "control.jsonl", "a") as control:
             control.write(json.dumps({"attempt": attempt, "request": "stop"}) + "\n")
-        output, _ = live.communicate(timeout=60)
-    assert live.returncode == 0, output
+        done = live.end()
+    assert done.returncode == 0, done
     acted = [
         (event.kind, event.step)
         for event in read_events(run / "journal.jsonl")

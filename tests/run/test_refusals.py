@@ -1,13 +1,15 @@
 """Bad input: a clear error with a remedy, the right exit code, quickly; no run directory left."""
 
 import json
+import os
+import signal
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from commands import command, refused, samecurve, started, steps_written, until, write_config
+from commands import command, refused, running, samecurve, steps_written, until, write_config
 from samecurve.core.strategies import STRATEGY_NAMES
 
 ROOT = Path(__file__).parents[2]
@@ -338,11 +340,11 @@ wait $!; echo $?"""
 def test_a_live_run_keeps_its_directory(tmp_path: Path, corpus: Path) -> None:
     """And SIGTERM is heard in a step at whose end something else is due (here in every one)."""
     config = write_config(tmp_path, corpus, steps=100_000, save=1)
-    with started("train", "-f", config, "--save-dir", "run", cwd=tmp_path) as live:
+    with running("train", "-f", config, "--save-dir", "run", cwd=tmp_path) as live:
         until(lambda: steps_written(tmp_path / "run") > 3)
         done = samecurve("train", "-f", config, "--save-dir", "run", cwd=tmp_path, code=2)
         assert f"process {live.pid}" in done.stderr
-        live.terminate()
-        output, _ = live.communicate(timeout=60)
-    assert live.returncode == 143, output
-    assert "saved" in output
+        os.kill(live.pid, signal.SIGTERM)
+        ended = live.end()
+    assert ended.returncode == 143, ended
+    assert "saved" in ended.stdout
