@@ -107,7 +107,7 @@ def home(tmp_path: Path, corpus: Path) -> Path:
 def trained_run(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Path:
     home = tmp_path_factory.mktemp("trained")
     config = write_config(home, corpus, steps=2)
-    samecurve("train", "-f", config, "--save-dir", "run", cwd=home, afresh=True)
+    samecurve("train", "-f", config, "--save-dir", "run", cwd=home)
     return home / "run"
 
 
