@@ -85,14 +85,14 @@ def running(*arguments: object, cwd: Path, timeout: float = 120) -> Iterator[Liv
     if sys.platform == "linux":
         with template().running(command(*arguments)[3:], cwd, timeout) as live:
             yield live
-        return
-    with started(*arguments, cwd=cwd) as process:
+    else:
+        with started(*arguments, cwd=cwd) as process:
 
-        def end() -> subprocess.CompletedProcess[str]:
-            output, _ = process.communicate(timeout=timeout)
-            return subprocess.CompletedProcess(process.args, process.returncode, output, "")
+            def end() -> subprocess.CompletedProcess[str]:
+                output, _ = process.communicate(timeout=timeout)
+                return subprocess.CompletedProcess(process.args, process.returncode, output, "")
 
-        yield Live(process.pid, end)
+            yield Live(process.pid, end)
 
 
 def refused(

@@ -92,9 +92,9 @@ def test_a_step_passes_through_few_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["--no-exact", pytest.param("--exact", marks=pytest.mark.long)])
 def test_a_plain_run_imports_few_modules(mode: str, tmp_path: Path) -> None:
-    arguments = ("-f", "models/tiny.yaml", mode)
-    arguments += ("-d", "CHANGELOG.md")  # a small text is soon read, few samples soon evaluated
-    arguments += ("--set", "data.eval_samples=8", "--set", "data.sample_tokens=2")
+    arguments = ["-f", "models/tiny.yaml", mode]
+    arguments += ["-d", "CHANGELOG.md"]  # a small text is soon read, few samples soon evaluated
+    arguments += ["--set", "data.eval_samples=8", "--set", "data.sample_tokens=2"]
     _, modules, _ = _counted(tmp_path, *arguments, steps=2, profiled=False)
     assert modules <= MODULES_OF_A_RUN[mode]
 
