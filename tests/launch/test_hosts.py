@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commands import free_port, losses, running, samecurve, started, steps_written, until
+from commands import free_port, losses, samecurve, started, steps_written, until
 from machines import Machine, machines, needs_machines
 from samecurve.checkpoint.format import load
 from samecurve.observe.journal import read_events
@@ -100,10 +100,10 @@ def test_two_agents_train_as_one_process(home: Path) -> None:
     """On one machine, over its loopback: both leave with 0; a second start has nothing to do."""
     config(home, steps=20)
     words = train(home, "2", "--rdzv", f"127.0.0.1:{free_port()}")
-    with running(*words, cwd=home) as first, running(*words, cwd=home) as second:
-        done = [live.end() for live in (first, second)]
-    assert [one.returncode for one in done] == [0, 0], done
-    assert sum("plan   world 2   ddp over gloo" in one.stdout for one in done) == 1, done
+    with started(*words, cwd=home) as first, started(*words, cwd=home) as second:
+        said = [process.communicate(timeout=120)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert sum("plan   world 2   ddp over gloo" in text for text in said) == 1, said
     check_equal(home / "run", alone(home))
 
 
