@@ -8,13 +8,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
 from commands import refused
-from samecurve.errors import UserError
+from samecurve.errors import RunError, UserError
 from samecurve.probe.engines import TorchBuild
 from samecurve_products.rehearse import emulator
 from samecurve_products.rehearse.child import Ended, run_child
@@ -260,6 +261,15 @@ def test_a_machine_without_a_compiler_is_refused(
     with pytest.raises(UserError, match=r"there is no g\+\+") as raised:
         emulator.check_can_emulate()
     assert "apt install g++" in raised.value.remedy
+
+
+def test_a_full_disk_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the rehearsed process fails as it writes, and its own code is blamed."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _place: SimpleNamespace(free=4096))
+    with pytest.raises(RunError, match=r"has 4\.0 KiB free, and what a rehearsal finds is written"):
+        emulator.environment_of(emulator.Emulation(), tmp_path)
 
 
 @pytest.mark.parametrize(

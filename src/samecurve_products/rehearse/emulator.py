@@ -5,6 +5,7 @@ No other file of this product imports the emulator's package.
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from samecurve.core.system.child_process import child_environment
 from samecurve.core.system.installation import checkout
 from samecurve.errors import RunError, UserError
 from samecurve.probe.engines import torch_build
+from samecurve.units import show_bytes
 from samecurve_products.rehearse.emulated_cuda import build
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation
 from samecurve_products.rehearse.emulated_cuda.report import Finding as Found
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _VENV = "rehearse-venv"
+_LEAST_DISK = 16 << 20  # bytes
 _OWN_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -105,10 +108,18 @@ def environment_of(emulation: Emulation, reports: Path) -> dict[str, str]:
     """The whole environment of a process that sees the emulated GPUs.
 
     reports: the directory where each such process writes what was found
+    RunError: its disk is full, so that the writing would fail
 
     The programs of this Python (python, torchrun, accelerate) come first on its PATH, since the
     emulator is built for this Python's torch.
     """
+    free = shutil.disk_usage(reports).free
+    if free < _LEAST_DISK:
+        raise RunError(
+            f"{reports} has {show_bytes(free)} free, and what a rehearsal finds is written there",
+            "free some space, or name another cache directory in SAMECURVE_CACHE",
+            "rehearse",
+        )
     environment = child_environment(**replace(emulation, report=reports).environment())
     for name in _OWN_VARIABLES:
         environment.pop(name, None)

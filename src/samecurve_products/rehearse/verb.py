@@ -70,9 +70,12 @@ class RehearseVerb(Verb):
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            if error.option_name in _INSTEAD:
-                error.message += f" {_INSTEAD[error.option_name]}"
-            raise
+            name = error.option_name
+            if name not in _INSTEAD:
+                raise
+            raise click.NoSuchOption(
+                name, f"{error.message} {_INSTEAD[name]}", ctx=error.ctx
+            ) from None
         command, example = ctx.params.get("command"), "samecurve rehearse -- python SCRIPT"
         if command and not has_command and not ctx.resilient_parsing:
             text = f"{command[0]} is no option; a command stands after --, such as: {example}"

@@ -69,7 +69,7 @@ def _files(machine: gpus.Machine) -> dict[str, dict[str, int]]:
     files = {"nodes/0/properties": {"simd_count": 0}}
     nodes = range(1, len(machine.gpus) + 1)
     for node, gpu in zip(nodes, machine.gpus, strict=True):
-        major, minor, step = gpu.gcn_arch.partition(":")[0].removeprefix("gfx")
+        major, minor, step = [*gpu.gcn_arch.partition(":")[0].removeprefix("gfx")]
         files[f"nodes/{node}/properties"] = {
             "simd_count": 4 * gpu.processors,
             "gfx_target_version": 10_000 * int(major) + 100 * int(minor, 16) + int(step, 16),

@@ -110,10 +110,9 @@ class Stream(torch.Stream):
 class ExternalStream(Stream):
     """torch.cuda.ExternalStream: a stream by its address."""
 
-    def __new__(cls, stream_ptr: int, device: Any = None, **_: Any) -> "ExternalStream":
+    def __new__(cls, stream_ptr: int, device: Any = None, **_: Any) -> Stream:
         index = index_of(device)
-        return super().__new__(
-            cls,
+        return Stream(
             stream_id=stream_ptr % _ADDRESS,
             device_index=index,
             device_type=current_stream(index).device_type,
