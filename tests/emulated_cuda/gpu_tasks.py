@@ -26,7 +26,10 @@ class Pictures:
             label = np.hypot(y - centre_y, x - centre_x) < 3
             pictures.append(label + random.standard_normal((12, 12)))
             labels.append(label)
-        return {"picture": np.float32(pictures)[:, None], "label": np.int64(labels)}
+        return {
+            "picture": np.array(pictures, np.float32)[:, None],
+            "label": np.array(labels, np.int64),
+        }
 
 
 class Segmentation:

@@ -43,8 +43,9 @@ class Answer:
     hash: of the last state; '': not exact.
     findings: kind, text and lines. left: bytes on GPUs that the run before left there.
     launches, syncs: of a steady step, of the process that made the most; -1: the run was too
-    short. syncs_at: the lines of those. memory, estimate: bytes of the fullest device. refused:
-    the error, where there was one.
+    short. syncs_at: the lines of those. memory, estimate: bytes of the fullest device, from the
+    first step on; the split check before it looks for free memory itself. refused: the error,
+    where there was one.
     """
 
     curve: Sequence[float] = ()
@@ -68,10 +69,7 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
     import emulated_cuda_native as native  # after torch, which brings it
 
     gc.collect()  # the engine of the run before, whose memory would count as this run's
-    left = 0
-    for gpu in range(torch.cuda.device_count()):
-        left += native.memory(gpu)[0]
-        native.reset_peak(gpu)
+    left = sum(native.memory(gpu)[0] for gpu in range(torch.cuda.device_count()))
     known = len(native.reports())
     native.count(True)
     context = RankContext.read_warm(attempt, index)
@@ -84,6 +82,11 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
     return {"findings": found, "left": left, **_steady(starts)}
 
 
+def _reset_peaks(native: Any) -> None:
+    for gpu in range(native.device_count()):
+        native.reset_peak(gpu)
+
+
 def _note_starts(engine: Engine, native: Any) -> list[dict[str, Any]]:
     """What has been counted as each step starts, from now on."""
     starts: list[dict[str, Any]] = []
@@ -94,6 +97,8 @@ def _note_starts(engine: Engine, native: Any) -> list[dict[str, Any]]:
         step = engine.step
 
         def noted(*arguments: Any) -> Any:
+            if not starts:
+                _reset_peaks(native)
             starts.append(native.counts())
             return step(*arguments)
 

@@ -62,8 +62,11 @@ def check_all(answers: Mapping[str, Answer], reference: str) -> None:
 
 @pytest.mark.long  # NCCL's refusal is waited for
 def test_two_ranks_on_one_gpu_meet_over_gloo_alone(tmp_path: Path, corpus: Path) -> None:
-    gloo = {"devices": {"sync": "gloo"}, "train": {**F64, "ema": 0.5, "sentinel": 2}}
-    nccl = {"devices": {"preflight": 0}, "train": F64}
+    gloo: dict[str, Any] = {
+        "devices": {"sync": "gloo"},
+        "train": {**F64, "ema": 0.5, "sentinel": 2},
+    }
+    nccl: dict[str, Any] = {"devices": {"preflight": 0}, "train": F64}
     runs = {
         "cpu": [leg(corpus, "cpu:1", "single", train={**F64, "ema": 0.5})],
         "gloo": [leg(corpus, TWO, "ddp", shares_gpu=True, **gloo)],
@@ -118,7 +121,7 @@ def test_a_setting_of_the_training_changes_no_curve(
 @pytest.mark.long  # ten runs
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor", "muon", "adamw8bit"])
 def test_each_optimizer_trains_as_on_cpus(optimizer: str, tmp_path: Path, corpus: Path) -> None:
-    named = {"train": F64, "optimizer": {"name": optimizer}}
+    named: dict[str, Any] = {"train": F64, "optimizer": {"name": optimizer}}
     runs = {"cpu": [leg(corpus, "cpu:1", "single", **named)]}
     for use, strategy in ((ONE, "single"), (TWO, "dp"), (TWO, "ddp"), (THREE, "fsdp")):
         runs[strategy] = [leg(corpus, use, strategy, **named)]

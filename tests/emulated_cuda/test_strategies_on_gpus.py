@@ -25,7 +25,7 @@ def test_each_strategy_trains_as_cpus_do(tmp_path: Path, corpus: Path) -> None:
         leg(corpus, use, strategy, stop_at=stop_at, train={**f64, "keep": 0})
         for use, strategy, stop_at in [(ONE, "single", 2), ("cpu:1", "single", 3), (TWO, "dp", 5)]
     ]
-    checked = {"devices": {"sync": "gloo"}, "train": {**f64, "sentinel": 2}}
+    checked: dict[str, Any] = {"devices": {"sync": "gloo"}, "train": {**f64, "sentinel": 2}}
     runs["shared gpu"] = [leg(corpus, TWO, "ddp", shares_gpu=True, **checked)]
     for use, strategy in [(ONE, "single"), (TWO, "ddp"), (THREE, "fsdp")]:
         runs[f"exact {strategy}"] = [leg(corpus, use, strategy, train=exact)]

@@ -57,6 +57,7 @@ class Data:
         task, model, _ = MODELS[name]
         if task == "huggingface":
             return {
+                "packing": name != "mamba2",
                 **self._texts(model.get("objective", "causal")),
                 **{"tokenizer": "bpe:300", "seq_len": 16, "validation": 0.2, "eval_samples": 8},
             }

@@ -23,6 +23,7 @@ from samecurve.tasks.huggingface.causal import (
     token_errors,
 )
 from samecurve.tasks.huggingface.data.text_tokenizer import TextTokenizer
+from samecurve.tasks.on_device import on_device
 from samecurve.torch_engine.model.cross_entropy import IGNORED
 
 _MASK_BELOW, _RANDOM_BELOW = 0.8, 0.9  # 80 % become the mask, 10 % random, 10 % stay
@@ -50,7 +51,8 @@ class Masking:
         width = tokens.shape[1]
         draws, kinds = numbers.uniform(width), numbers.uniform(width)
         others = numbers.integers(0, self.vocab_size, width)
-        may_be = real & ~torch.isin(tokens, tokens.new_tensor(self.special))
+        special = on_device(torch.tensor(self.special, dtype=tokens.dtype), tokens.device)
+        may_be = real & ~torch.isin(tokens, special)
         draws = torch.where(may_be, draws, 2.0)
         least = draws.amin(1, keepdim=True)
         hidden = may_be & ((draws < self.probability) | (draws == least))

@@ -124,7 +124,8 @@ class TorchVision(VisionTask):
         values = pixels.to(dtype) / (255 if pixels.dtype == torch.uint8 else 1)
         scales = torch.tensor([self.format.mean, self.format.std], dtype=dtype)
         mean, std = on_device(scales, values.device)
-        return (values - mean) / std
+        normalized: Tensor = (values - mean) / std
+        return normalized
 
     def facts(self) -> Mapping[str, Any]:
         shape = (1, *self.format.sample_shape)
