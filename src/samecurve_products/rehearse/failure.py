@@ -59,7 +59,12 @@ def failure_of_script(ended: Ended, step: int) -> Finding:
 
 
 def with_failure(failure: Finding, findings: Sequence[Finding]) -> list[Finding]:
-    """The failure, and what else was found: the emulator may have seen the failure itself too."""
+    """The failure, and what else was found: the emulator may have seen the failure itself too.
+
+    A rank that waits for one that has failed is no finding beside that failure.
+    """
+    if failure.place:
+        findings = [finding for finding in findings if finding.kind != "hang"]
     same = [finding for finding in findings if finding.kind == failure.kind]
     if same and not failure.place:
         failure = replace(failure, place=same[0].place, inside=same[0].inside)

@@ -23,6 +23,11 @@ _REMEDIES = {
     "pinned_source": "event.synchronize() before a pinned buffer is written again",
     "late_copy": "wait before the copy is read: torch.cuda.current_stream().synchronize()",
     "host_read": "copy it to the host first: tensor.cpu()",
+    "collective": (
+        "every rank must call the same collectives, with the same sizes, in the same order: look for"
+        " a condition on the rank, or data of unequal length"
+    ),
+    "hang": "no rank may leave, or skip a call, while others still call collectives",
 }
 # kinds that have a line even where nothing was found
 _ALWAYS = ("race", "host_read", "host sync")

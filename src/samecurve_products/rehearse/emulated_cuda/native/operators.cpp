@@ -36,8 +36,7 @@ static const std::unordered_set<std::string> kWaits = {
     "aten::unique_dim_consecutive"};
 // These take CPU tensors of any size beside CUDA's.
 static const std::unordered_set<std::string> kTakesHostTensors = {
-    "aten::index",         "aten::index_put_",  "aten::_index_put_impl_",
-    "aten::_fused_adam_",  "aten::_fused_sgd_", "aten::_fused_adamw_",
+    "aten::index", "aten::index_put_", "aten::_index_put_impl_",
     "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::_ctc_loss_backward"};
 
 static bool has_mask_index(const std::string& name, c10::ArrayRef<IValue> arguments) {
@@ -91,6 +90,11 @@ class OperatorCall {
   size_t arguments() const { return schema_.arguments().size(); }
   IValue& at(size_t i) { return (*stack_)[first_ + i]; }
 
+  bool is_fused_optimizer() const {
+    const auto& name = schema_.name();
+    return name.rfind("aten::_fused_ad", 0) == 0 || name.rfind("aten::_fused_sgd", 0) == 0;
+  }
+
   void find_device() {
     for (size_t i = 0; i < arguments() && device_ < 0; ++i) {
       const auto& value = at(i);
@@ -123,7 +127,9 @@ class OperatorCall {
     if (!tensor.defined()) return tensor;
     const bool writes = argument.alias_info() && argument.alias_info()->isWrite();
     if (!tensor.is_cuda()) {
-      const bool is_scalar = tensor.is_cpu() && tensor.dim() == 0 && !writes;
+      // a fused optimizer's kernel reads its counts and factors on the device
+      const bool is_read_there = is_fused_optimizer() && argument.name() != "lr";
+      const bool is_scalar = tensor.is_cpu() && tensor.dim() == 0 && !writes && !is_read_there;
       const bool is_taken = tensor.is_cpu() && is_one_of(schema_.name(), kTakesHostTensors);
       if (!is_scalar && !is_taken) refuse(tensor, argument);
       return tensor;
@@ -204,8 +210,7 @@ class OperatorCall {
   int64_t launches() const {
     const auto& name = schema_.name();
     if (is_view_ || name == "aten::_local_scalar_dense") return 0;
-    const bool is_fused = name.rfind("aten::_fused_ad", 0) == 0 ||
-        name.rfind("aten::_fused_sgd", 0) == 0;
+    const bool is_fused = is_fused_optimizer();
     const bool is_multi_tensor = is_fused || name.rfind("aten::_foreach_", 0) == 0 ||
         name.rfind("aten::_amp_foreach", 0) == 0;
     if (!is_multi_tensor || !longest_list_) return 1;
