@@ -24,8 +24,8 @@ _REMEDIES = {
     "late_copy": "wait before the copy is read: torch.cuda.current_stream().synchronize()",
     "host_read": "copy it to the host first: tensor.cpu()",
     "collective": (
-        "every rank must call the same collectives, with the same sizes, in the same order: look for"
-        " a condition on the rank, or data of unequal length"
+        "every rank must call the same collectives, with the same sizes, in one order: look for a"
+        " condition on the rank, or data of unequal length"
     ),
     "hang": "no rank may leave, or skip a call, while others still call collectives",
 }
