@@ -190,14 +190,14 @@ def synchronize_in_the_step(replace: Replace) -> None:
 def hook_reads_gradients_on_the_host(replace: Replace) -> None:
     distribute = Strategy.distribute
 
-    def watch(parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            parameter.grad.norm().tolist()  # fault: hook_reads_gradients_on_the_host
+    def watch(gradient: torch.Tensor) -> None:
+        if gradient.norm().tolist() > 1e9:  # fault: hook_reads_gradients_on_the_host
+            raise ValueError("a gradient explodes")
 
     def distribute_and_watch(self: Strategy, models: list[nn.Module], materialize: Any) -> None:
         distribute(self, models, materialize)
         for parameter in self.models[0].parameters():
-            parameter.register_post_accumulate_grad_hook(watch)  # type: ignore[no-untyped-call]
+            parameter.register_hook(watch)
 
     replace(Strategy, "distribute", distribute_and_watch)
 
@@ -279,7 +279,7 @@ def step_leaks_memory(replace: Replace) -> None:
     backward = TrainingStep.backward
 
     def backward_and_keep(self: TrainingStep, index: int, loss: torch.Tensor, **real: bool) -> None:
-        kept.append(torch.empty(64 << 20, device=loss.device))  # fault: step_leaks_memory
+        kept.append(torch.empty(48 << 20, device=loss.device))  # fault: step_leaks_memory
         backward(self, index, loss, **real)
 
     replace(TrainingStep, "backward", backward_and_keep)
