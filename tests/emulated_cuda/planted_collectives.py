@@ -1,7 +1,7 @@
 """Planted faults of several ranks: collectives, and what they send ."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from planted import Replace, planted, side_stream
 
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact_allreduce import _Bucket
-from samecurve.worker import join
 
 
 def collective_of(
@@ -111,7 +110,8 @@ def ranks_call_in_another_order(replace: Replace) -> None:
 
     def reduce(values: torch.Tensor, group: dist.ProcessGroup) -> None:
         if dist.get_rank(group) == 1:
-            dist.all_reduce(values[:1].clone(), group=group)  # fault: ranks_call_in_another_order
+            more = torch.zeros(7, device=values.device)
+            dist.all_reduce(more, group=group)  # fault: ranks_call_in_another_order
         dist.all_reduce(values, group=group)
 
     replace(Comm, "all_reduce", collective_of(reduce))
@@ -120,12 +120,10 @@ def ranks_call_in_another_order(replace: Replace) -> None:
 @planted("collective", "ddp")
 def groups_called_in_another_order(replace: Replace) -> None:
     """Two groups of the same ranks, which one rank calls the other way round."""
-    second: list[dist.ProcessGroup] = []
+    second = dist.new_group([0, 1], backend="nccl")
 
     def reduce(values: torch.Tensor, group: dist.ProcessGroup) -> None:
-        if not second:
-            second.append(dist.new_group([0, 1], backend="nccl"))
-        groups = [group, second[0]]
+        groups = [group, second]
         if dist.get_rank(group) == 1:
             groups.reverse()
         parts = [values, values.clone()]
@@ -151,7 +149,15 @@ def rank_leaves_before_a_collective(replace: Replace) -> None:
     replace(Comm, "all_reduce", collective_of(reduce))
 
 
-@planted("failed", "ddp", line="torch_engine/process_group.py: work.wait()")
+@planted("failed", "ddp")
 def two_ranks_on_one_gpu(replace: Replace) -> None:
-    """Ranks that never call set_device()."""
-    replace(join, "_torch_devices", lambda _plan, _index: [torch.device("cuda", 0)])
+    """Ranks that never call set_device(): "cuda" is the first GPU on all of them."""
+    fresh = dist.new_group([0, 1], backend="nccl")
+
+    def broadcast(_self: Comm, tensors: Iterable[torch.Tensor], *_: Any, root: int = 0) -> None:
+        for tensor in tensors:
+            sent = tensor.to("cuda:0")
+            dist.broadcast(sent, group=fresh, group_src=root)  # fault: two_ranks_on_one_gpu
+            tensor.copy_(sent)
+
+    replace(Comm, "broadcast", broadcast)

@@ -22,6 +22,7 @@ _LINE = re.compile(r"^\s*(?P<path>.+?):(?P<line>\d+)(?: (?:in )?(?P<function>\S.
 # what carries a call and does nothing of its own
 _CARRIERS = re.compile(
     r"(?:^|/)torch/|^<|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|/samecurve_products/"
+    r"|/samecurve/torch_engine/model/one_device_view\.py"
 )
 # kinds that are noticed at some later line: the other line is the one to correct
 _NOTICED_LATER = {"pinned_source"}

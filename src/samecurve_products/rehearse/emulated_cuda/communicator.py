@@ -238,6 +238,7 @@ class Communicator:
         self.open: list[Pending] = []  # in the order of calls; the first one runs
         self._connect = connect
         self._exchange: Exchange | None = None
+        self._refused: Exception | None = None  # why this communicator can't be made
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._end_of_hang = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -280,6 +281,8 @@ class Communicator:
             error: Exception | None = None
             try:
                 self._run(pending)
+            except dist.DistBackendError as failure:
+                error = self._refused = failure
             except (MismatchError, RuntimeError) as reason:  # RuntimeError: Gloo has lost a peer
                 self._hang(pending, reason)
                 return
@@ -291,6 +294,8 @@ class Communicator:
             del pending  # and its memory, while the queue is empty
 
     def _run(self, pending: Pending) -> None:
+        if self._refused is not None:
+            raise self._refused
         if self._exchange is None:
             self._exchange = self._connect()
         for call in pending.calls:

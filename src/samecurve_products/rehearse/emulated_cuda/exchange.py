@@ -150,9 +150,7 @@ class Exchange:
         return [own if rank == self.rank else arrived[rank] for rank in range(self.size)]
 
 
-def _header(
-    call: str, sends: Sequence[int], receives: Sequence[int], before: str
-) -> torch.Tensor:
+def _header(call: str, sends: Sequence[int], receives: Sequence[int], before: str) -> torch.Tensor:
     """What a rank tells a peer of its call: fingerprints, and the same in words."""
     own = _in_words(call, sends, receives).encode()[:_TEXT]
     words = own + f"\n{before}".encode()
