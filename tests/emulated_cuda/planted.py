@@ -14,7 +14,7 @@ from samecurve import Mean
 FILE = Path(__file__)
 SOURCES = FILE.parents[2] / "src" / "samecurve"
 FROZEN = FILE.parents[1] / "torch_engine" / "frozen.py"
-STEPS = 4
+STEPS = 3
 Arrays = Mapping[str, torch.Tensor]
 Replace = Callable[[Any, str, Any], None]  # an owner, the name of its part, what stands there
 
@@ -49,11 +49,11 @@ class Rows:
 
 
 def run_of(use: str, strategy: str, **sections: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's values: four steps of five microbatches of two rows."""
+    """A config's values: three steps of three microbatches of two rows."""
     values: dict[str, Any] = {
         "task": f"{FILE}:Rows",
         "data": {},
-        "batch": {"samples": 10, "per_device": 2},
+        "batch": {"samples": 6, "per_device": 2},
         "optimizer": {"lr": 1e-3},
         "train": {"steps": STEPS, "precision": "f64", "exact": False, "save_every": 0},
         "devices": {"use": use, "strategy": strategy, "preflight": 0},

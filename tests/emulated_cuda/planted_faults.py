@@ -27,15 +27,16 @@ from samecurve.torch_engine.strategies.dp import DP
 
 
 @planted("race", "single", sharp=True)
-def batch_read_before_its_copy(replace: Replace) -> None:
+def batch_read_too_early(replace: Replace) -> None:
     """A prefetcher whose stream nobody waits for."""
 
     def to_device(arrays: Arrays, device: torch.device) -> Arrays:
-        with torch.cuda.stream(side_stream()):
-            return {
-                name: tensor.to(device, non_blocking=True)  # fault: batch_read_before_its_copy
-                for name, tensor in arrays.items()
-            }
+        batch = {}
+        for name, host in arrays.items():
+            with torch.cuda.stream(side_stream()):
+                batch[name] = host.to(device, non_blocking=True)  # fault: batch_read_too_early
+            batch[name].record_stream(torch.cuda.current_stream())
+        return batch
 
     replace(training_step, "to_device", to_device)
 
@@ -244,7 +245,7 @@ def optimizer_does_not_wait_for_its_gradients(replace: Replace) -> None:
     replace(TrainingStep, "move_weights", move_beside)
 
 
-@planted("device", "dp", task="OnTheCurrentDevice", sharp=True)
+@planted("device", "dp", sharp=True, task="OnTheCurrentDevice")
 def wrong_current_device_in_a_thread(replace: Replace) -> None:
     """dp's threads without torch.cuda.device(): a loss that says "cuda" means the first GPU."""
     replace(training_step, "on_device", lambda function, _device: function)

@@ -1,7 +1,8 @@
 """Trains small runs with planted faults, by warm processes, and writes what was seen of each.
 
-test_planted_faults.py starts it as `python -m planted_runs ANSWERS FAULT...`. ANSWERS gets what
-`samecurve rehearse` would show of each run, and of the same runs without faults.
+test_planted_faults.py starts it as `python -m planted_runs ANSWERS WHICH`, where WHICH is sharp,
+other, all, or the names of faults. ANSWERS gets what `samecurve rehearse` would show of each run,
+and of the same runs without faults.
 """
 
 import json
@@ -10,14 +11,14 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import planted_collectives  # noqa: F401 - its faults join the others
 import planted_faults  # noqa: F401 - as above
-from planted import FAULTS
+from planted import FAULTS, Fault
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
@@ -39,10 +40,18 @@ from samecurve_products.rehearse.report_files import Report
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rehearsal would show of a run. error: the end of its traceback; '': it came through"""
+    """What a rehearsal would show of a run.
+
+    error: the end of its traceback; '': it came through. kind, place: what must be found, and the
+    line that must be named; '': nothing. control: the name of the same run without the fault.
+    """
 
     findings: Sequence[Finding]
     error: str
+    run: str = ""
+    kind: str = ""
+    place: str = ""
+    control: str = ""
 
 
 class ReportsOfRuns:
@@ -73,12 +82,12 @@ def train_planted(index: int, group: Any, attempt: str, fault: str) -> None:
     """Train as a rank, with a fault. fault: '': without"""
     with ExitStack() as replaced:
 
-        def replace(owner: Any, name: str, part: Any) -> None:
+        def put(owner: Any, name: str, part: Any) -> None:
             replaced.enter_context(patch.object(owner, name, part))
 
         plant = FAULTS[fault].plant if fault else None
         if plant:
-            plant(replace)
+            plant(put)
         context = RankContext.read_warm(attempt, index)
         task = open_task(context.config, str(context.run.home.parent / "cache"))
         session = join_warm(context.plan, index, group)
@@ -108,11 +117,21 @@ def train(values: Mapping[str, Any], fault: str, home: Path, ranks: Pool) -> str
     return ""
 
 
-def main(answers: Path, names: Sequence[str]) -> None:
+def chosen(which: Sequence[str]) -> dict[str, Fault]:
+    """The faults by name."""
+    if which == ["all"]:
+        return FAULTS
+    if which in (["sharp"], ["other"]):
+        sharp = which == ["sharp"]
+        return {name: fault for name, fault in FAULTS.items() if fault.sharp == sharp}
+    return {name: FAULTS[name] for name in which}
+
+
+def main(answers: Path, which: Sequence[str]) -> None:
     """Train the runs without faults and then each fault; write what was seen of each."""
     home = answers.parent
     reports = ReportsOfRuns(Path(os.environ["EMULATED_CUDA_REPORT"]))
-    faults = {name: FAULTS[name] for name in names}
+    faults = chosen(which)
     controls = dict(fault.control for fault in faults.values())
     runs = {name: ("", values) for name, values in controls.items()}
     runs |= {name: (name, fault.values) for name, fault in faults.items()}
@@ -126,7 +145,12 @@ def main(answers: Path, names: Sequence[str]) -> None:
                 findings = with_failure(
                     failure_of_script(Ended(1, error), report.steps + 1), findings
                 )
-            results[name] = asdict(Answer(findings, error[-3000:]))
+            answer = Answer(findings, error[-3000:])
+            if fault:
+                of = faults[fault]
+                control, _ = of.control
+                answer = replace(answer, run=of.run, kind=of.kind, place=of.place, control=control)
+            results[name] = asdict(answer)
             answers.write_text(json.dumps(results, indent=1))
 
 
