@@ -72,7 +72,7 @@ RUNS = {
     "exact ddp": run_of("0,1", "ddp", train=EXACT),
     "offloaded fsdp": run_of("0,1", "fsdp", train={"ema": 0.5}, devices={"offload": True}),
     "frozen weights on the host": {
-        **run_of("0", "single", devices={"offload_frozen": 1.0}),
+        **run_of("0", "single", batch={"samples": 10}, devices={"offload_frozen": 1.0}),
         "task": f"{FROZEN}:Adapted",
     },
 }

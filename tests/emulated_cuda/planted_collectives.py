@@ -1,6 +1,7 @@
 """Planted faults of several ranks: collectives, and what they send ."""
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -143,6 +144,8 @@ def groups_called_in_another_order(replace: Replace) -> None:
 def rank_leaves_before_a_collective(replace: Replace) -> None:
     def reduce(values: torch.Tensor, group: dist.ProcessGroup) -> None:
         if dist.get_rank(group) == 1:
+            dist.destroy_process_group(group)
+            time.sleep(3)  # the pool ends all ranks as soon as one has gone
             os._exit(0)
         dist.all_reduce(values, group=group)  # fault: rank_leaves_before_a_collective
 

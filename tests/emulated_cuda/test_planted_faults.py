@@ -20,6 +20,7 @@ from samecurve_products.rehearse.emulated_cuda.machine import Emulation
 pytestmark = only_emulated
 HERE = Path(__file__).parent
 MEMORY = 1 << 30  # bytes of a GPU: a leak soon fills it
+KEYS = ("place", "inside", "there", "text")  # of a finding, in which a line may stand
 Answer = Mapping[str, Any]  # as planted_runs.Answer has it
 
 
@@ -50,7 +51,7 @@ def named(answer: Answer) -> list[Mapping[str, Any]]:
         finding
         for finding in answer["findings"]
         if finding["kind"] == answer["kind"]
-        and any(answer["place"] in f"{finding[key]} " for key in ("place", "there", "text"))
+        and any(answer["place"] in f"{finding[key]} " for key in KEYS)
     ]
 
 
