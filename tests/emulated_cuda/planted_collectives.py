@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from planted import Replace, planted, side_stream
+from faults_and_runs import Replace, planted, side_stream
 
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact_allreduce import _Bucket

@@ -6,11 +6,12 @@ of several ranks; planted_runs.py trains them.
 """
 
 import ctypes
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from planted import Arrays, Replace, Rows, loss_of, planted, side_stream
+from faults_and_runs import Arrays, Replace, Rows, loss_of, planted, side_stream
 from torch import nn
 from torch.nn import functional as F
 
@@ -198,7 +199,7 @@ def hook_reads_gradients_on_the_host(replace: Replace) -> None:
     def distribute_and_watch(self: Strategy, models: list[nn.Module], materialize: Any) -> None:
         distribute(self, models, materialize)
         for parameter in self.models[0].parameters():
-            parameter.register_hook(watch)
+            parameter.register_hook(watch)  # type: ignore[no-untyped-call]
 
     replace(Strategy, "distribute", distribute_and_watch)
 
@@ -222,15 +223,14 @@ def address_read_on_the_host(replace: Replace) -> None:
 def optimizer_state_on_the_host(replace: Replace) -> None:
     """Moments that were restored from a file, and never moved."""
 
-    def adamw(_self: Any, group: Group, gradients: Any, lr: float, _left_out: Any) -> None:
-        first, second = ([moment.cpu() for moment in moments] for moments in group.states)
-        numbers = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
-        flags = {"amsgrad": False, "maximize": False}
-        torch._fused_adamw_(  # fault: optimizer_state_on_the_host
-            group.views, gradients, first, second, [], group.num_updates, lr=lr, **numbers, **flags
-        )
+    adamw = BuiltInOptimizer._adamw
 
-    replace(BuiltInOptimizer, "_adamw", adamw)
+    def with_moments_from_a_file(self: Any, group: Group, *arguments: Any) -> None:
+        moments = [[moment.cpu() for moment in moments] for moments in group.states]
+        restored = dataclasses.replace(group, states=moments)
+        adamw(self, restored, *arguments)  # fault: optimizer_state_on_the_host
+
+    replace(BuiltInOptimizer, "_adamw", with_moments_from_a_file)
 
 
 @planted("race", "single")

@@ -18,7 +18,7 @@ from unittest.mock import patch
 
 import planted_collectives  # noqa: F401 - its faults join the others
 import planted_faults  # noqa: F401 - as above
-from planted import FAULTS, Fault
+from faults_and_runs import FAULTS, Fault
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load

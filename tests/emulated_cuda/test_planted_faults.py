@@ -91,4 +91,4 @@ def table(answers: Mapping[str, Answer]) -> str:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        print(table(answers_of(*(sys.argv[1:] or ["all"]), Path(directory))))
+        print(table(answers_of(sys.argv[1] if sys.argv[1:] else "all", Path(directory))))

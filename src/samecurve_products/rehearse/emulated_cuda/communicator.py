@@ -367,7 +367,7 @@ def connected(
     """Meet the other members. DistBackendError, as NCCL has it: two of them use one GPU."""
     exchange = Exchange(store, rank, members)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     own = f"{socket.gethostname()} {visible} {properties.uuid}"
     store.set(f"gpu {rank}", own)
     for other in members:
