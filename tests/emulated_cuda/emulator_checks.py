@@ -230,8 +230,23 @@ def check_fault_copy_to_the_host_not_awaited() -> None:
     target = torch.zeros(4, pin_memory=True)
     target.copy_(torch.ones(4, device=DEVICE), non_blocking=True)
     assert target.isnan().all(), "the copy arrives when the host waits, not before"
+    finding = one_finding("late_copy", "check_fault_copy_to_the_host_not_awaited")
+    assert finding["there"] != finding["here"]
     torch.cuda.synchronize()
     assert target.tolist() == [1.0] * 4
+
+
+def check_neighbours_of_late_copies_stay_open_to_the_host() -> None:
+    """Parts of one pinned tensor share pages; the host may use the part that no copy touches."""
+    whole, ones = torch.zeros(4096, pin_memory=True), torch.ones(8, device=DEVICE)
+    whole[:8].copy_(ones, non_blocking=True)
+    ones.copy_(whole[16:24], non_blocking=True)
+    whole[8:16].fill_(2.0)
+    assert whole[2048:].sum() == 0
+    torch.cuda.synchronize()
+    assert whole[:16].tolist() == [1.0] * 8 + [2.0] * 8
+    for kind in ("late_copy", "pinned_source"):
+        assert not findings(kind, "check_neighbours_of_late_copies_stay_open_to_the_host")
 
 
 def check_fault_pinned_buffer_reused_too_early() -> None:
@@ -240,7 +255,8 @@ def check_fault_pinned_buffer_reused_too_early() -> None:
     buffer.fill_(2.0)
     doubled = copied * 2
     assert doubled.isnan().all()
-    one_finding("pinned_source", "check_fault_pinned_buffer_reused_too_early")
+    finding = one_finding("pinned_source", "check_fault_pinned_buffer_reused_too_early")
+    assert finding["here"][0] != finding["there"][0], "the write, and the copy that it spoils"
 
 
 def check_pinned_memory_comes_and_goes_in_order() -> None:

@@ -70,7 +70,7 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
 
     gc.collect()  # the engine of the run before, whose memory would count as this run's
     left = sum(native.memory(gpu)[0] for gpu in range(torch.cuda.device_count()))
-    known = len(native.reports())
+    known = {_lines(row) for row in native.reports()}
     native.count(True)
     context = RankContext.read_warm(attempt, index)
     task = open_task(context.config, str(context.run.home.parent / "cache"))
@@ -78,13 +78,19 @@ def train_counted(index: int, group: Any, attempt: str) -> dict[str, Any]:
     starts = _note_starts(engine, native)
     train_rank(context, engine, task, Requests(None))
     native.count(False)
-    found = [f"{row['kind']}: {row['text']} {row['here'][:2]}" for row in native.reports()[known:]]
+    rows = [row for row in native.reports() if _lines(row) not in known]
+    found = [f"{row['kind']}: {row['text']} {row['here'][:2]}" for row in rows]
     return {"findings": found, "left": left, **_steady(starts)}
 
 
 def _reset_peaks(native: Any) -> None:
     for gpu in range(native.device_count()):
         native.reset_peak(gpu)
+
+
+def _lines(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What tells one finding from another."""
+    return (row["kind"], *row["here"], "", *row["there"])
 
 
 def _note_starts(engine: Engine, native: Any) -> list[dict[str, Any]]:

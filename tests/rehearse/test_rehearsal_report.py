@@ -140,6 +140,36 @@ def test_a_failure_that_the_emulator_saw_too_is_told_once() -> None:
     ]
 
 
+def test_a_failed_backward_pass_is_told_at_its_forward_line() -> None:
+    """A traceback knows the call of backward() alone. A rank that waits for the failed one is no
+    finding beside it.
+    """
+    at_call = "/home/me/a.py:9 in main: loss.backward()"
+    failure = Finding(kind="not_deterministic", text="median", place=at_call, step=1)
+    forward = "/home/me/a.py:3 in loss (its backward pass)"
+    seen = Finding(kind="not_deterministic", text="no kernel", place=forward, step=1)
+    waits = Finding(kind="hang", text="never ends", place="/home/me/a.py:8 in main", step=1)
+    told = with_failure(failure, [seen, waits])
+    assert [(one.text, one.place) for one in told] == [("median", forward)]
+
+
+def test_the_emulators_own_lines_are_nobodys() -> None:
+    emulator = "/checkout/src/samecurve_products/rehearse/emulated_cuda/nccl_rules.py"
+    errors = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/me/train.py", line 7, in main\n'
+        "    dist.all_reduce(x.t())\n"
+        f'  File "{emulator}", line 40, in check_single\n'
+        '    raise ValueError("Tensors must be contiguous")\n'
+        "ValueError: Tensors must be contiguous\n"
+    )
+    failure = failure_of_script(Ended(1, errors), 1)
+    assert failure.place == "/home/me/train.py:7 in main: dist.all_reduce(x.t())"
+    view = "/checkout/src/samecurve/torch_engine/model/one_device_view.py:90 function"
+    place = place_of([f"{emulator}:40 check_single", view, OF_SAMECURVE])
+    assert "step_metrics.py:234" in shown(place.inside)
+
+
 TORCHRUN = f"""\
 [rank1]: Traceback (most recent call last):
 [rank0]: Traceback (most recent call last):

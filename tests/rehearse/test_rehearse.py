@@ -67,6 +67,7 @@ FAULTS = {
     ("ddp_loop.py", "pinned"): "pinned_source",
     ("ddp_loop.py", "device"): "device",
     ("ddp_loop.py", "histc"): "not_deterministic",
+    ("ddp_loop.py", "order"): "collective",
     ("hf_trainer.py", ""): "",
     ("hf_trainer.py", "sync"): "host sync",
     ("hf_trainer.py", "device"): "device",

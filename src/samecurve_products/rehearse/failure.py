@@ -15,6 +15,8 @@ from samecurve_products.rehearse.report_files import shown
 
 _MOST_TEXT = 600  # characters of an exception
 _PLACE = re.compile(r"(?:rank \d+: )?(?P<place>[^\s:]+\.py:\d+): (?P<text>.+)", re.DOTALL)
+_FILE_AND_LINE = re.compile(r"[^/\s]+\.py:\d+")
+_EMULATORS = "/samecurve_products/rehearse/emulated_cuda/"
 _RANK = re.compile(r"\[rank\d+\]:")
 _HEAD = "Traceback (most recent call last):"
 _KINDS = {
@@ -59,11 +61,23 @@ def failure_of_script(ended: Ended, step: int) -> Finding:
 
 
 def with_failure(failure: Finding, findings: Sequence[Finding]) -> list[Finding]:
-    """The failure, and what else was found: the emulator may have seen the failure itself too."""
-    same = [finding for finding in findings if finding.kind == failure.kind]
-    if same and not failure.place:
-        failure = replace(failure, place=same[0].place, inside=same[0].inside)
+    """The failure, and what else was found: the emulator may have seen the failure itself too.
+
+    A traceback that ends in a backward pass has no line but that of the call; the emulator knows
+    the forward line. A rank that waits for one that has failed is no finding beside that failure.
+    """
+    if failure.place:
+        findings = [finding for finding in findings if finding.kind != "hang"]
+    seen = [finding for finding in findings if finding.kind == failure.kind and finding.place]
+    if seen and _line(failure.place) not in [_line(finding.place) for finding in seen]:
+        failure = replace(failure, place=seen[-1].place, inside=seen[-1].inside)
     return [failure, *(finding for finding in findings if finding.kind != failure.kind)]
+
+
+def _line(place: str) -> str:
+    """The name of the file and the number of the line; '' where there is none."""
+    match = _FILE_AND_LINE.search(place)
+    return match[0] if match else ""
 
 
 def _first_of_a_user(errors: str) -> Traceback | None:
@@ -75,10 +89,18 @@ def _first_of_a_user(errors: str) -> Traceback | None:
     by_rank = sorted(errors.splitlines(), key=lambda line: (_RANK.match(line) or [""])[0])
     heads = [index for index, line in enumerate(by_rank) if line.endswith(_HEAD)]
     for begin, end in pairwise([*heads, len(by_rank)]):
-        traceback = last_traceback("\n".join(by_rank[begin:end]))
+        traceback = _without_emulator(last_traceback("\n".join(by_rank[begin:end])))
         if traceback is not None and traceback.user_frame is not None:
             return traceback
-    return last_traceback(errors)
+    return _without_emulator(last_traceback(errors))
+
+
+def _without_emulator(traceback: Traceback | None) -> Traceback | None:
+    """The traceback without the frames that a real GPU would not have."""
+    if traceback is None:
+        return None
+    frames = tuple(frame for frame in traceback.frames if _EMULATORS not in frame.path)
+    return replace(traceback, frames=frames)
 
 
 def _kind(text: str) -> str:

@@ -13,6 +13,8 @@ FAILING = {
     "late_copy": "copies to the host",
     "host_read": "host reads",
     "device": "wrong device",
+    "collective": "collectives",
+    "hang": "ranks that wait",
     "out of memory": "out of memory",
     "failed": "runs",
     "losses": "losses",

@@ -27,6 +27,11 @@ _REMEDIES = {
         "none is needed for a run that is not exact; --exact (train.exact: true) is refused with"
         " these"
     ),
+    "collective": (
+        "every rank must call the same collectives, with the same sizes, in one order: look for a"
+        " condition on the rank, or data of unequal length"
+    ),
+    "hang": "no rank may leave, or skip a call, while others still call collectives",
 }
 # kinds that have a line even where nothing was found
 _ALWAYS = ("race", "host_read", "host sync")

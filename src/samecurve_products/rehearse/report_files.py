@@ -20,12 +20,15 @@ _LINE = re.compile(r"^\s*(?P<path>.+?):(?P<line>\d+)(?: (?:in )?(?P<function>\S.
 # what carries a call and does nothing of its own
 _CARRIERS = re.compile(
     r"(?:^|/)torch/|^<|/lib/python3\.\d+/(?!site-packages/|dist-packages/)|/samecurve_products/"
+    r"|/samecurve/torch_engine/model/one_device_view\.py"
 )
 # kinds that are noticed at some later line: the other line is the one to correct
 _NOTICED_LATER = {"pinned_source"}
 _SYNC_WORDS = {
     "aten::_local_scalar_dense": "a number is read: .item(), float(), int(), bool(), if, print",
     "aten::nonzero": "the shape depends on values: nonzero, a boolean mask, torch.where(mask)",
+    "aten::index": "a boolean mask as an index: the shape depends on values; use torch.where",
+    "aten::_index_put_impl_": "a boolean mask as an index: torch.where, or masked_fill",
     "copy_ H2D": "a copy to the GPU from memory that is not pinned, or without non_blocking=True",
     "copy_ D2H": "a copy to the host: .cpu(), .to('cpu'), .numpy(), .tolist()",
     "event.synchronize": "an event is waited for",

@@ -1,7 +1,7 @@
 """A plain DDP loop as people write it: a prefetcher with a stream of its own, pinned batches.
 
-The first argument plants one fault: sync, prefetch, pinned, device, histc. Its line ends with
-`# <fault>`.
+The first argument plants one fault: sync, prefetch, pinned, device, histc, order. Its line ends
+with `# <fault>`.
 """
 
 import os
@@ -63,6 +63,8 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if FAULT == "order" and rank == 1:
+            dist.all_reduce(total)  # order
         if FAULT == "sync":
             print(loss.item())  # sync
         if FAULT == "histc":

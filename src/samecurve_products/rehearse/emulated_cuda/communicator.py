@@ -8,6 +8,7 @@ What nobody waits for is a race, which the clocks of streams report.
 
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -18,7 +19,10 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
+import emulated_cuda_native as native
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 from samecurve_products.rehearse.emulated_cuda.exchange import Exchange, MismatchError
 
@@ -95,13 +99,20 @@ class Pending:
         end: torch.cuda.Event | None,
         number: int,
         timeout: timedelta,
+        *,
+        before: str = "",
     ) -> None:
-        """end: None where the collective runs on the caller's stream."""
+        """end: None where the collective runs on the caller's stream.
+
+        before: the collectives that this process had begun in other groups; peers must agree.
+        """
         self.communicator, self.calls, self.number = communicator, calls, number
         self.timeout = timeout
         self.started, self.ended_at = time.time(), 0.0
         self.error: Exception | None = None
         self.is_barrier = False
+        self.before = before
+        self.place = native.here()  # the Python lines of the call
         self.elements = tuple(
             sum(tensor.numel() for call in calls for tensor in side(call))
             for side in (attrgetter("inputs"), attrgetter("outputs"))
@@ -227,6 +238,7 @@ class Communicator:
         self.open: list[Pending] = []  # in the order of calls; the first one runs
         self._connect = connect
         self._exchange: Exchange | None = None
+        self._refused: Exception | None = None  # why this communicator can't be made
         self._queue: queue.SimpleQueue[Pending | None] = queue.SimpleQueue()
         self._end_of_hang = threading.Event()
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -269,6 +281,8 @@ class Communicator:
             error: Exception | None = None
             try:
                 self._run(pending)
+            except dist.DistBackendError as failure:
+                error = self._refused = failure
             except (MismatchError, RuntimeError) as reason:  # RuntimeError: Gloo has lost a peer
                 self._hang(pending, reason)
                 return
@@ -280,23 +294,30 @@ class Communicator:
             del pending  # and its memory, while the queue is empty
 
     def _run(self, pending: Pending) -> None:
+        if self._refused is not None:
+            raise self._refused
         if self._exchange is None:
             self._exchange = self._connect()
         for call in pending.calls:
-            self._agree(call)
+            self._agree(call, pending)
             call.run(self._exchange)
 
-    def _agree(self, call: Call) -> None:
+    def _agree(self, call: Call, pending: Pending) -> None:
         assert self._exchange is not None
-        if call.sends is None and call.receives is None:
-            everyone: Sizes = {peer: [] for peer in self._exchange.peers}
-            self._exchange.agree(call.agreed, everyone, everyone)
-        else:
-            self._exchange.agree(call.agreed, call.sends or {}, call.receives or {})
+        everyone: Sizes = {peer: [] for peer in self._exchange.peers}
+        is_everyones = call.sends is None and call.receives is None
+        sends = everyone if is_everyones else call.sends or {}
+        receives = everyone if is_everyones else call.receives or {}
+        notes = self._exchange.agree(call.agreed, sends, receives, pending.before)
+        for peer, before in notes.items():
+            report_order(pending, peer, before)
 
     def _hang(self, pending: Pending, reason: Exception) -> None:
         """Never end, as NCCL's kernels where ranks disagree or a rank is gone."""
+        if pending not in self.open:  # aborted meanwhile
+            return
         self.hangs = True
+        report_hang(pending, reason)
         if os.environ.get("EMULATED_CUDA_LOUD"):
             print(f"emulated NCCL: {pending.call.title} hangs: {reason}", file=sys.stderr)
         self._end_of_hang.wait()
@@ -304,3 +325,57 @@ class Communicator:
 
 def _nothing(_exchange: Exchange) -> None:
     pass
+
+
+def report_hang(pending: Pending, reason: Exception) -> None:
+    """Report a collective that never ends, at the line of its call."""
+    title = pending.call.title.removeprefix("nccl:")
+    if isinstance(reason, MismatchError):
+        text = f"{title} never ends: {reason}; all ranks must call the same, in the same order"
+        native.found("collective", text, pending.place)
+    else:
+        text = f"{title} never ends: another rank has ended, or has left the group, without it"
+        native.found("hang", text, pending.place)
+
+
+def report_order(pending: Pending, peer: int, before: str) -> None:
+    """Report groups whose collectives a peer has begun in another order than this rank.
+
+    before: what the peer had begun in other groups, as Pending.before has it
+    """
+    own, theirs = (_begun(text) for text in (pending.before, before))
+    differing = [name for name in own.keys() & theirs.keys() if own[name] != theirs[name]]
+    if differing:
+        title = pending.call.title.removeprefix("nccl:")
+        native.found(
+            "collective",
+            f"{title} comes after {own[differing[0]]} collectives of another group on this rank,"
+            f" and after {theirs[differing[0]]} on rank {peer}; ranks that have two groups in"
+            " common must call them in one order, or they may wait for each other for ever",
+            pending.place,
+        )
+
+
+def _begun(text: str) -> dict[str, str]:
+    """Counts by the name of a group."""
+    return dict(part.rsplit("=", 1) for part in text.split())
+
+
+def connected(
+    store: c10d.Store, rank: int, members: Sequence[int], device: torch.device
+) -> Exchange:
+    """Meet the other members. DistBackendError, as NCCL has it: two of them use one GPU."""
+    exchange = Exchange(store, rank, members)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    properties: Any = torch.cuda.get_device_properties(device)
+    own = f"{socket.gethostname()} {visible} {properties.uuid}"
+    store.set(f"gpu {rank}", own)
+    for other in members:
+        if other != rank and store.get(f"gpu {other}").decode() == own:
+            raise dist.DistBackendError(
+                "NCCL error in: ProcessGroupNCCL.cpp, invalid usage (run with NCCL_DEBUG=WARN for"
+                " details)\nncclInvalidUsage: This usually reflects invalid usage of NCCL library."
+                f"\nLast error:\nDuplicate GPU detected : rank {rank} and rank {other} both on CUDA"
+                f" device {properties.pci_bus_id:x}000"
+            )
+    return exchange

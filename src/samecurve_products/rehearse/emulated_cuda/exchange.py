@@ -5,6 +5,7 @@ collectives, or one collective with different sizes, never go on: NCCL's kernels
 """
 
 import hashlib
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +20,7 @@ from samecurve_products.rehearse.emulated_cuda.cpp_process_group import cpp
 _FOREVER = timedelta(days=1)  # the watchdog ends what takes too long, not Gloo
 _WHOLE = 4096  # elements; fewer are sent to every rank at once, and added there
 _HEADERS, _DATA = 0, 1
+_TEXT = 400  # bytes of a header that say in words what a rank calls
 
 Messages = Iterable[tuple[int, torch.Tensor]]  # the peer, and what it gets or sends
 
@@ -44,23 +46,30 @@ class Exchange:
         call: str,
         sends: Mapping[int, Sequence[int]],
         receives: Mapping[int, Sequence[int]],
-    ) -> None:
+        before: str = "",
+    ) -> dict[int, str]:
         """Compare this rank's call with the calls of its peers. Returns when all are the same.
 
         call: names the collective and what all ranks must agree on.
         sends, receives: the elements of each message for each peer, and from each peer.
+        before: a note for the peers, in a few words; theirs are returned.
         Raises MismatchError.
         """
         peers = sorted({*sends, *receives})
         told = {
-            peer: torch.tensor(_prints(call, sends.get(peer, ()), receives.get(peer, ())))
+            peer: _header(call, sends.get(peer, ()), receives.get(peer, ()), before)
             for peer in peers
         }
-        heard = {peer: torch.empty(3, dtype=torch.int64) for peer in peers}
+        heard = {peer: torch.empty_like(header) for peer, header in told.items()}
         self._pass(told.items(), heard.items(), _HEADERS)
+        notes = {}
         for peer, header in heard.items():
-            if header.tolist() != _prints(call, receives.get(peer, ()), sends.get(peer, ())):
-                raise MismatchError(f"rank {peer} calls something else than {call}")
+            sent, received = sends.get(peer, ()), receives.get(peer, ())
+            prints, (theirs, notes[peer]) = _read_header(header)
+            if prints != _prints(call, received, sent):
+                own = _in_words(call, sent, received)
+                raise MismatchError(f"rank {peer} calls {theirs}; this rank {own}")
+        return notes
 
     def swap(self, sends: Messages, receives: Messages) -> None:
         """Send tensors to peers and fill tensors from peers. What is empty stays here."""
@@ -139,6 +148,30 @@ class Exchange:
     ) -> list[torch.Tensor]:
         """What each rank sent, by rank, so that every rank adds in the same order."""
         return [own if rank == self.rank else arrived[rank] for rank in range(self.size)]
+
+
+def _header(call: str, sends: Sequence[int], receives: Sequence[int], before: str) -> torch.Tensor:
+    """What a rank tells a peer of its call: fingerprints, and the same in words."""
+    own = _in_words(call, sends, receives).encode()[:_TEXT]
+    words = own + f"\n{before}".encode()
+    if len(words) > _TEXT:  # a count that was cut would be another count
+        words = own
+    prints = struct.pack("3q", *_prints(call, sends, receives))
+    return torch.frombuffer(bytearray(prints + words.ljust(_TEXT)), dtype=torch.uint8)
+
+
+def _read_header(header: torch.Tensor) -> tuple[list[int], list[str]]:
+    """The fingerprints of a peer's call; the call in words, and the peer's note."""
+    data = header.numpy().tobytes()
+    text = data[-_TEXT:].decode(errors="replace").rstrip()
+    return list(struct.unpack("3q", data[:-_TEXT])), (text + "\n").split("\n")[:2]
+
+
+def _in_words(call: str, sends: Sequence[int], receives: Sequence[int]) -> str:
+    """A call, with its sizes where each peer has its own."""
+    sizes = [f"sends {list(sends)}"] if sends else []
+    sizes += [f"expects {list(receives)}"] if receives else []
+    return " ".join([call, *sizes])
 
 
 def _prints(*values: object) -> list[int]:

@@ -325,8 +325,9 @@ def _as_pairs(tensor: torch.Tensor) -> torch.Tensor:
 
 def _alike(name: str, tensor: torch.Tensor, root: int | None = None, how: Any = None) -> str:
     """What all ranks must give alike to a collective."""
-    reduction = "" if how is None else how.__getstate__()[0]
-    return f"{name} {tensor.numel()} {tensor.dtype} root {root} {reduction}"
+    source = "" if root is None else f", root {root}"
+    reduction = "" if how is None else f", {how.__getstate__()[0]}"
+    return f"{name} of {tensor.numel()} {tensor.dtype}{source}{reduction}"
 
 
 def install() -> None:

@@ -20,10 +20,10 @@ from samecurve_products.rehearse.emulated_cuda.communicator import (
     Communicator,
     Message,
     Pending,
+    connected,
     joined,
 )
 from samecurve_products.rehearse.emulated_cuda.cpp_process_group import cpp
-from samecurve_products.rehearse.emulated_cuda.exchange import Exchange
 
 counted: Counter[tuple[str, str, str]] = Counter()  # calls by (group, operation, type)
 counted_bytes: Counter[tuple[str, str, str]] = Counter()
@@ -163,11 +163,21 @@ class NcclGroup(cpp.PythonBackend):
         is_message = bool(pair)
         self._sequence[is_message] += 1
         pending = Pending(
-            communicator, calls, end, self._sequence[is_message], self._timeout_of(opts)
+            communicator,
+            calls,
+            end,
+            self._sequence[is_message],
+            self._timeout_of(opts),
+            before="" if is_message else self._calls_of_other_groups(),
         )
         nccl_watch.record(self, pending, is_message=is_message)
         communicator.submit(pending)
         return pending
+
+    def _calls_of_other_groups(self) -> str:
+        """How many collectives each other group of this process has begun, by name."""
+        others = [group for group in nccl_watch.groups if group is not self]
+        return " ".join(f"{group.group_uid}={group.sequence_number()}" for group in others)
 
     def _touch(self, call: Call) -> None:
         """Tell the clocks of streams what a call reads and writes, and count it."""
@@ -193,7 +203,7 @@ class NcclGroup(cpp.PythonBackend):
             store = c10d.PrefixStore(f"emulated-nccl/{pair}/{made}", self._store)
             self._communicators[key] = Communicator(
                 device,
-                lambda: Exchange(store, self.rank(), members),
+                lambda: connected(store, self.rank(), members, device),
                 lambda pending: nccl_watch.timed_out(self, pending),
                 f"nccl {self.group_uid} {pair or 'all ranks'}",
             )

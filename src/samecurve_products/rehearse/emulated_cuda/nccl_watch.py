@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import emulated_cuda_native as native
 import torch
 import torch.distributed as dist
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from samecurve_products.rehearse.emulated_cuda.nccl_group import NcclGroup
 
 _OFTEN = 0.1  # seconds between two looks
+_CERTAIN = 5.0  # seconds that a rehearsal waits for what will never end
 _ENTRIES = 2000  # of the flight recorder, as TORCH_FR_BUFFER_SIZE has it by default
 _NO_HANDLING, _TEAR_DOWN, _CLEAN_UP_ONLY, _SKIP_CLEAN_UP = "0", "1", "2", "3"
 
@@ -89,7 +91,10 @@ def _look() -> None:
     """End what has run for too long. No reference to a group outlives the call."""
     for group in list(groups):
         for pending in group.pending():
-            if time.time() - pending.started > pending.timeout.total_seconds():
+            limit = pending.timeout.total_seconds()
+            if pending.communicator.hangs and os.environ.get("EMULATED_CUDA_REPORT"):
+                limit = min(limit, _CERTAIN)
+            if time.time() - pending.started > limit:
                 _end(group, pending)
                 break
 
@@ -99,6 +104,9 @@ def _end(group: "NcclGroup", pending: "Pending") -> None:
     handling = os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", _SKIP_CLEAN_UP)
     text = _timeout_text(group, pending)
     _log(text)
+    if not pending.communicator.hangs:  # why it hangs is not reported yet
+        waited = f"{time.time() - pending.started:.0f} s"
+        native.found("hang", f"{describe(pending)} has not ended in {waited}", pending.place)
     if handling in (_TEAR_DOWN, _CLEAN_UP_ONLY) or handling == _NO_HANDLING:
         group.abort()
     if handling in (_NO_HANDLING, _CLEAN_UP_ONLY):

@@ -18,7 +18,8 @@ from typing import Any
 class Finding:
     """One fault that the emulator saw.
 
-    kind: race, use_after_free, host_read, late_copy, pinned_source, not_deterministic, device.
+    kind: race, use_after_free, host_read, late_copy, pinned_source, not_deterministic, device,
+        collective, hang.
     here, there: Python lines, innermost first, of this access and of the one it collides with.
     step: the training step in which it was seen first, from 1.
     """

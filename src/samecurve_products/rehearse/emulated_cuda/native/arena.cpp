@@ -1,5 +1,6 @@
 #include "arena.h"
 
+#include "copies.h"
 #include "findings.h"
 #include "memory.h"
 #include "settings.h"
@@ -109,6 +110,7 @@ static struct sigaction before;
 // The access runs again after this, and ends the process as ever. faulthandler, which was enabled
 // after the emulator, hands the signal back to it: the second time nobody is asked.
 static void on_bad_address(int, siginfo_t* info, void*) {
+  if (note_early_access(static_cast<char*>(info->si_addr))) return;  // the access goes on
   static bool was_here = false;
   if (was_here) {
     signal(SIGSEGV, SIG_DFL);

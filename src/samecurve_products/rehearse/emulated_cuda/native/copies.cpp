@@ -4,6 +4,7 @@
 #include "counts.h"
 #include "kernel_call.h"
 #include "memory.h"
+#include "pinned.h"
 #include "settings.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -11,6 +12,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace emulated {
@@ -20,6 +22,7 @@ using at::Tensor;
 // An asynchronous copy that the host has not waited for.
 // To the host: the bytes are here and the pinned target holds poison until they arrive.
 // From the host: the bytes are what the pinned source held; it must hold them until the wait.
+// Meanwhile the pinned memory is closed: to all of the host's accesses, or to its writes.
 struct LateCopy {
   bool to_host;
   char* pinned;
@@ -27,6 +30,7 @@ struct LateCopy {
   LaunchPointer copy;
   uint64_t block = 0;  // the device's block that a copy from the host fills
   size_t offset = 0;   // of the copy's bytes in the block
+  bool is_closed = true;
 };
 
 static std::vector<LateCopy>& late_copies() {
@@ -38,7 +42,31 @@ static bool overlaps(const LateCopy& late, const char* start, size_t bytes) {
   return late.pinned < start + bytes && start < late.pinned + late.bytes.size();
 }
 
+static void close_to_host(const LateCopy& late) {
+  if (!late.is_closed) return;
+  const auto may = late.to_host ? HostMay::do_nothing : HostMay::only_read;
+  let_host(may, late.pinned, late.bytes.size());
+}
+
+// Pinned memory for the emulator's own use. Afterwards it is closed as the copies want it that are
+// on their way then. The lock is held.
+class OpenForUs {
+ public:
+  OpenForUs(const char* start, size_t bytes) : start_(start), bytes_(bytes) {
+    let_host(HostMay::read_and_write, start, bytes);
+  }
+  ~OpenForUs() {
+    for (const auto& late : late_copies())
+      if (overlaps(late, start_, bytes_)) close_to_host(late);
+  }
+
+ private:
+  const char* start_;
+  size_t bytes_;
+};
+
 static bool source_changed(const LateCopy& late) {
+  const OpenForUs open(late.pinned, late.bytes.size());
   return std::memcmp(late.pinned, late.bytes.data(), late.bytes.size()) != 0;
 }
 
@@ -59,6 +87,7 @@ static void report_changed_source(const LateCopy& late, const Place& now) {
 }
 
 static void arrive(const LateCopy& late, const Place& now) {
+  const OpenForUs open(late.pinned, late.bytes.size());
   if (late.to_host) std::memcpy(late.pinned, late.bytes.data(), late.bytes.size());
   else if (source_changed(late)) report_changed_source(late, now);
 }
@@ -72,12 +101,14 @@ static void finish_where(Condition is_done) {
   }
   now = here();
   Lock lock(state_mutex());
-  std::vector<LateCopy> still;
-  for (auto& late : late_copies()) {
-    if (is_done(late)) arrive(late, now);
-    else still.push_back(std::move(late));
-  }
-  late_copies() = std::move(still);
+  auto& all = late_copies();
+  std::vector<bool> are_done;
+  for (const auto& late : all) are_done.push_back(is_done(late));
+  std::vector<LateCopy> done, still;
+  for (size_t i = 0; i < all.size(); ++i)
+    (are_done[i] ? done : still).push_back(std::move(all[i]));
+  all = std::move(still);
+  for (const auto& late : done) arrive(late, now);
 }
 
 void settle_late_copies() {
@@ -104,6 +135,15 @@ static bool is_direct(const Tensor& to, const Tensor& from) {
       to.is_conj() == from.is_conj() && to.is_neg() == from.is_neg();
 }
 
+// Removes a copy, and opens its pinned memory to the host.
+static LateCopy take(size_t number) {
+  auto& all = late_copies();
+  LateCopy late = std::move(all[number]);
+  all.erase(all.begin() + static_cast<std::ptrdiff_t>(number));
+  const OpenForUs open(late.pinned, late.bytes.size());
+  return late;
+}
+
 void check_late_sources(const Launch& reader, const Block& block) {
   auto& all = late_copies();
   for (size_t i = 0; i < all.size();) {
@@ -111,10 +151,40 @@ void check_late_sources(const Launch& reader, const Block& block) {
       ++i;
       continue;
     }
-    const LateCopy late = std::move(all[i]);
-    all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+    const LateCopy late = take(i);
     report_changed_source(late, reader.place);
   }
+}
+
+static void report_early_access(const LateCopy& late, const Place& now) {
+  add_finding("late_copy",
+              "the host uses pinned memory while a copy to it from " +
+                  name_of(late.copy->stream) + " may not have arrived (" +
+                  std::to_string(late.bytes.size()) +
+                  " bytes); wait first: event.synchronize() after the copy",
+              now, late.copy->place);
+}
+
+bool note_early_access(const char* address) {
+  Lock lock(state_mutex());
+  auto& all = late_copies();
+  const auto is_touched = [&](const LateCopy& late) {
+    return late.is_closed && overlaps(late, address, 1);
+  };
+  if (std::none_of(all.begin(), all.end(), is_touched)) return false;
+  const Place now = here();
+  for (size_t i = 0; i < all.size();) {
+    if (!is_touched(all[i])) {
+      ++i;
+    } else if (all[i].to_host) {  // poison stays there until the copy arrives
+      all[i].is_closed = false;
+      let_host(HostMay::read_and_write, all[i].pinned, all[i].bytes.size());
+      report_early_access(all[i++], now);
+    } else {
+      report_changed_source(take(i), now);
+    }
+  }
+  return true;
 }
 
 void wait_on_host(StreamKey stream) {
@@ -139,12 +209,17 @@ class ArrivedForStream {
     for (auto& late : late_copies()) {
       if (!late.to_host || !overlaps(late, pinned, bytes)) continue;
       if (!is_ordered(stream, late.copy->stream, late.copy->time)) continue;
+      let_host(HostMay::read_and_write, late.pinned, late.bytes.size());
       std::memcpy(late.pinned, late.bytes.data(), late.bytes.size());
       arrived_.emplace_back(late.pinned, late.bytes.size());
     }
   }
   ~ArrivedForStream() {
-    for (const auto& [pinned, bytes] : arrived_) std::memset(pinned, kPoison, bytes);
+    Lock lock(state_mutex());
+    for (const auto& [pinned, bytes] : arrived_) {
+      const OpenForUs open(pinned, bytes);
+      std::memset(pinned, kPoison, bytes);
+    }
   }
   bool any() const { return !arrived_.empty(); }
 
@@ -161,13 +236,15 @@ static void copy_from_host(const Tensor& to, const Tensor& from, bool non_blocki
   KernelCall call(device, copy_name());
   auto target = call.argument(to, true);
   auto* bytes = static_cast<char*>(from.data_ptr());
-  const bool late = !waits && is_direct(to, from) && from.numel() > 0;
+  const bool is_by_device = pinned && is_direct(to, from) && from.numel() > 0;
+  const bool late = !waits && is_by_device;
   {
-    ArrivedForStream arrived(call.noted()->stream, bytes, late ? from.nbytes() : 0);
+    ArrivedForStream arrived(call.noted()->stream, bytes, is_by_device ? from.nbytes() : 0);
     target.copy_(from);
     if (late && !arrived.any()) {
       auto* block = block_of(to);
       Lock lock(state_mutex());
+      const OpenForUs closed_after(bytes, from.nbytes());
       late_copies().push_back(LateCopy{false, bytes, std::string(bytes, from.nbytes()),
                                        call.noted(), block->id,
                                        to.storage_offset() * to.element_size()});
@@ -201,6 +278,7 @@ static void copy_to_host(const Tensor& to, const Tensor& from, bool non_blocking
   auto* bytes = static_cast<char*>(to.data_ptr());
   check_sources_on(call.noted()->stream, bytes, to.nbytes());
   Lock lock(state_mutex());
+  const OpenForUs open(bytes, to.nbytes());
   std::memset(bytes, kPoison, to.nbytes());
   std::string held(static_cast<char*>(arriving.data_ptr()), arriving.nbytes());
   late_copies().push_back(LateCopy{true, bytes, std::move(held), call.noted()});

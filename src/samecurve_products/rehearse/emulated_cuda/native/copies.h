@@ -13,6 +13,9 @@ void settle_late_copies();
 void check_late_sources(const Launch& reader, const Block& block);
 // The host waits for the stream's work so far, and what is late arrives.
 void wait_on_host(StreamKey stream);
+// The host has touched pinned memory that is closed to it: reports that, and opens the memory.
+// False: no copy has closed this address. Called by the handler of SIGSEGV.
+bool note_early_access(const char* address);
 void forget_late_copies(const char* pinned, size_t bytes);  // the pinned memory is freed
 
 }  // namespace emulated

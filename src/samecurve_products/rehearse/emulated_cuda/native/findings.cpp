@@ -1,6 +1,7 @@
 #include <Python.h>
 
 #include "findings.h"
+#include "forward_lines.h"
 #include "settings.h"
 
 #include <fcntl.h>
@@ -34,7 +35,7 @@ static const Code* code_of(PyCodeObject* object) {
   const char* function = PyUnicode_AsUTF8(object->co_name);
   std::string path = file ? file : "?";
   const bool torchs = path.find("site-packages/torch/") != std::string::npos;
-  const bool ours = path.find("emulated_cuda/torch_") != std::string::npos;
+  const bool ours = path.find("rehearse/emulated_cuda/") != std::string::npos;
   code = new Code{object, path, function ? function : "?", torchs || ours};
   return code;
 }
@@ -57,7 +58,7 @@ struct InterpreterFrame {  // Python 3.11's _PyInterpreterFrame, Include/interna
   const uint16_t* instruction;
 };
 
-Place here() {
+static Place python_lines() {
   Place place;
   if (!Py_IsInitialized()) return place;
   const PyThreadState* thread = PyGILState_GetThisThreadState();
@@ -72,7 +73,7 @@ Place here() {
   return place;
 }
 #else
-Place here() {
+static Place python_lines() {
   Place place;
   if (!Py_IsInitialized() || !PyGILState_GetThisThreadState()) return place;
   const auto gil = PyGILState_Ensure();
@@ -91,13 +92,27 @@ Place here() {
 }
 #endif
 
+Place here() {
+  const Place place = python_lines();
+  return place.count ? place : forward_of_this_node();
+}
+
+static std::string line_of(const Place& place, int number) {
+  const auto& [code, instruction] = place.frames[number];
+  const int line = PyCode_Addr2Line(code->object, instruction);
+  const auto text = code->file + ":" + std::to_string(line) + " in " + code->function;
+  return place.is_backward ? text + " (its backward pass)" : text;
+}
+
+std::string users_line(const Place& place) {
+  for (int i = 0; i < place.count; ++i)
+    if (!place.frames[i].code->is_torchs) return line_of(place, i);
+  return "";
+}
+
 std::vector<std::string> lines(const Place& place) {
   std::vector<std::string> text;
-  for (int i = 0; i < place.count; ++i) {
-    const auto& [code, instruction] = place.frames[i];
-    const int line = PyCode_Addr2Line(code->object, instruction);
-    text.push_back(code->file + ":" + std::to_string(line) + " in " + code->function);
-  }
+  for (int i = 0; i < place.count; ++i) text.push_back(line_of(place, i));
   if (text.empty()) text.push_back("(no Python line: a thread of torch, such as the backward pass)");
   return text;
 }

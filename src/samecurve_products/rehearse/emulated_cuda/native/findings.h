@@ -17,9 +17,13 @@ struct Place {
   };
   std::array<Frame, 6> frames;
   int count = 0;
+  bool is_backward = false;  // the lines are those of the forward operation
 };
 
-Place here();  // empty in a thread without Python frames, such as autograd's
+// The lines of this thread. In autograd's thread, which has none, those of the forward operation
+// whose gradient it computes; empty where that is not known.
+Place here();
+std::string users_line(const Place& place);  // the innermost line outside of torch; '' if unknown
 std::vector<std::string> lines(const Place& place);
 
 struct Finding {

@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "generators.h"
 #include "memory.h"
+#include "pinned.h"
 #include "settings.h"
 
 #include <ATen/core/CachingHostAllocator.h>

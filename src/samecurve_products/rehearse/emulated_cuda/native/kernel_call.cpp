@@ -4,6 +4,7 @@
 #include "memory.h"
 #include "settings.h"
 
+#include <ATen/EmptyTensor.h>
 #include <c10/core/CPUAllocator.h>
 
 #include <cstring>
@@ -49,7 +50,24 @@ Tensor KernelCall::alias(const Tensor& tensor) {
   return made;
 }
 
+// A storage that was given back: a kernel of a GPU would use memory of somebody else.
+static void check_memory_is_there(const Launch& launch, const Tensor& tensor) {
+  const auto needed = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(),
+                                                       tensor.element_size(),
+                                                       tensor.storage_offset());
+  const auto bytes = tensor.storage().nbytes();
+  if (needed <= bytes) return;
+  add_finding("use_after_free", *launch.name + " uses a tensor whose memory was given back: " +
+                  std::to_string(needed) + " bytes of a storage of " + std::to_string(bytes) +
+                  " (storage.resize_, or a view of a weight that fsdp has freed)",
+              launch.place);
+  TORCH_CHECK(false, "CUDA error: an illegal memory access was encountered\nCUDA kernel errors "
+              "might be asynchronously reported at some other API call, so the stacktrace below "
+              "might be incorrect.");
+}
+
 Tensor KernelCall::argument(const Tensor& tensor, bool writes) {
+  if (tensor.numel()) check_memory_is_there(*launch_, tensor);
   auto* block = tensor.numel() ? block_of(tensor) : nullptr;
   const bool read_too_early = block && touch(launch_, *block, writes);
   if (read_too_early) {

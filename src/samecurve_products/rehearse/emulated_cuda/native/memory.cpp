@@ -1,7 +1,6 @@
 #include "memory.h"
 
 #include "arena.h"
-#include "copies.h"
 #include "counts.h"
 #include "faults.h"
 #include "settings.h"
@@ -356,57 +355,6 @@ struct DeviceAllocator final : c10::Allocator {
 };
 c10::Allocator* device_allocator() {
   static auto* allocator = new DeviceAllocator();
-  return allocator;
-}
-
-// ---- pinned host memory
-
-static std::map<char*, size_t>& pinned_ranges() {
-  static auto* ranges = new std::map<char*, size_t>();
-  return *ranges;
-}
-bool is_pinned(const void* address) {
-  Lock lock(state_mutex());
-  const auto* at = static_cast<const char*>(address);
-  auto above = pinned_ranges().upper_bound(const_cast<char*>(at));
-  if (above == pinned_ranges().begin()) return false;
-  --above;
-  return at < above->first + above->second;
-}
-
-// torch keeps freed pinned memory until the copies from it are done: to free it is no fault.
-static void free_pinned(void* address) {
-  auto* start = static_cast<char*>(address);
-  {
-    Lock lock(state_mutex());
-    const auto found = pinned_ranges().find(start);
-    forget_late_copies(start, found->second);
-    pinned_ranges().erase(found);
-  }
-  std::free(address);
-}
-
-struct PinnedAllocator final : at::HostAllocator {
-  c10::DataPtr allocate(size_t bytes) override {
-    const size_t size = std::max(bytes, kSmallestBlock);
-    void* address = std::aligned_alloc(kSmallestBlock, rounded(size, kSmallestBlock));
-    TORCH_CHECK(address, "no memory for ", bytes, " bytes of pinned memory");
-    Lock lock(state_mutex());
-    pinned_ranges()[static_cast<char*>(address)] = size;
-    return {address, address, &free_pinned, c10::Device(c10::DeviceType::CPU)};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    std::memcpy(to, from, bytes);
-  }
-  bool record_event(void*, void*, c10::Stream) override { return true; }
-  void empty_cache() override {}
-  at::HostStats get_stats() override { return {}; }
-  void reset_accumulated_stats() override {}
-  void reset_peak_stats() override {}
-};
-at::HostAllocator* pinned_allocator() {
-  static auto* allocator = new PinnedAllocator();
   return allocator;
 }
 

@@ -1,8 +1,7 @@
-// Device memory: CUDA's caching allocator on emulated devices, and pinned host memory.
+// Device memory: CUDA's caching allocator on emulated devices.
 #pragma once
 #include "order.h"
 
-#include <ATen/core/CachingHostAllocator.h>
 #include <c10/core/Allocator.h>
 
 #include <array>
@@ -35,8 +34,6 @@ void record_use(Block& block, StreamKey stream);
 int device_of_address(const char* address);
 
 c10::Allocator* device_allocator();
-at::HostAllocator* pinned_allocator();
-bool is_pinned(const void* address);
 
 void empty_cache();
 void set_memory_fraction(int device, double fraction);

@@ -91,6 +91,10 @@ static py::list reports() {
   return made;
 }
 
+static void found(const std::string& kind, const std::string& text, const Place& place) {
+  add_finding(kind, text, place);
+}
+
 static int exchange_device(int device) {
   const int before = current_device();
   set_current_device(device);
@@ -128,6 +132,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("count", &start_counting, py::arg("on"), py::arg("lines") = true);
   module.def("counts", &counts_as_dict);
   module.def("reports", &reports);
+  py::class_<Place>(module, "Place");  // the Python lines of a call, taken by here()
+  module.def("here", &here);
+  module.def("found", &found);
   module.def("set_sync_debug_mode", &set_sync_debug_mode);
   module.def("get_sync_debug_mode", &sync_debug_mode);
 }

@@ -37,8 +37,7 @@ static const std::unordered_set<std::string> kWaits = {
     "aten::unique_dim_consecutive"};
 // These take CPU tensors of any size beside CUDA's.
 static const std::unordered_set<std::string> kTakesHostTensors = {
-    "aten::index",         "aten::index_put_",  "aten::_index_put_impl_",
-    "aten::_fused_adam_",  "aten::_fused_sgd_", "aten::_fused_adamw_",
+    "aten::index", "aten::index_put_", "aten::_index_put_impl_",
     "aten::_pack_padded_sequence", "aten::_ctc_loss", "aten::_ctc_loss_backward"};
 
 static bool has_mask_index(const std::string& name, c10::ArrayRef<IValue> arguments) {
@@ -170,7 +169,9 @@ class OperatorCall {
     if (!tensor.defined()) return tensor;
     const bool writes = argument.alias_info() && argument.alias_info()->isWrite();
     if (!tensor.is_cuda()) {
-      const bool is_scalar = tensor.is_cpu() && tensor.dim() == 0 && !writes;
+      // a fused optimizer's kernel reads its counts and factors on the device
+      const bool is_read_there = is_fused_update(schema_.name()) && argument.name() != "lr";
+      const bool is_scalar = tensor.is_cpu() && tensor.dim() == 0 && !writes && !is_read_there;
       const bool is_taken = tensor.is_cpu() && is_one_of(schema_.name(), kTakesHostTensors);
       if (!is_scalar && !is_taken) refuse(tensor, argument);
       return tensor;

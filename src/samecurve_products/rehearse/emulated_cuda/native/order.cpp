@@ -3,6 +3,7 @@
 #include "arena.h"
 #include "copies.h"
 #include "faults.h"
+#include "forward_lines.h"
 #include "memory.h"
 #include "settings.h"
 
@@ -19,6 +20,7 @@ const std::string* kept_name(const std::string& name) {
 LaunchPointer launch_on(StreamKey stream, const std::string* name) {
   auto made = std::make_shared<Launch>();
   made->place = here();  // before the lock: it may run the garbage collector
+  note_forward(made->place);
   made->stream = stream;
   made->name = name;
   Lock lock(state_mutex());
@@ -56,6 +58,7 @@ static void note_read(const LaunchPointer& launch, Block& block) {
 static void note_write(const LaunchPointer& launch, Block& block) {
   block.history.readers.clear();
   block.history.writer = launch;
+  if (!block.history.maker) block.history.maker = launch;
   launch->outputs.push_back(block.id);
 }
 
@@ -94,6 +97,7 @@ struct Freed {
   bool is_large;
   size_t bytes;
   Place place;
+  LaunchPointer maker;
   std::vector<LaunchPointer> readers;
   LaunchPointer writer;
 };
@@ -107,7 +111,7 @@ void note_freed(Block& block, bool is_large, const Place& place) {
     return use && use->stream != block.stream && !block.recorded.count(use->stream) &&
         !is_ordered(block.stream, use->stream, use->time);
   };
-  Freed freed{block.stream, is_large, block.requested, place, {}, {}};
+  Freed freed{block.stream, is_large, block.requested, place, block.history.maker, {}, {}};
   if (may_still_run(block.history.writer)) freed.writer = block.history.writer;
   for (const auto& reader : block.history.readers)
     if (may_still_run(reader)) freed.readers.push_back(reader);
@@ -115,9 +119,10 @@ void note_freed(Block& block, bool is_large, const Place& place) {
 }
 
 static void report_reuse(const Freed& freed, const Launch& use) {
+  const auto made_at = freed.maker ? users_line(freed.maker->place) : "";
   add_finding("use_after_free",
               std::to_string(freed.bytes) + " bytes of " + name_of(freed.stream) +
-                  " were freed while " + *use.name + " on " + name_of(use.stream) +
+                  (made_at.empty() ? "" : ", made at " + made_at + ",") + " were freed while " + *use.name + " on " + name_of(use.stream) +
                   " may still use them, and are handed out again; call "
                   "tensor.record_stream(stream) before the last reference goes",
               freed.place, use.place);

@@ -24,6 +24,7 @@ using LaunchPointer = std::shared_ptr<Launch>;
 
 // The last write of a block, and since then the last read on each stream.
 struct History {
+  LaunchPointer maker;  // the first write
   LaunchPointer writer;
   std::vector<LaunchPointer> readers;
   bool is_spoilt = false;  // the next read finds poison: an unordered write may have come late
