@@ -34,6 +34,7 @@ def test_each_strategy_trains_as_cpus_do(tmp_path: Path, corpus: Path) -> None:
     answers = train(tmp_path, runs)
     for name, answer in answers.items():
         check(answer)
+        assert not answer.left, name
         wanted = answers["sensors cpu" if name.startswith("sensors") else "cpu"].curve
         if not name.startswith("exact"):
             assert answer.curve == pytest.approx(wanted, rel=1e-12, abs=0), name
