@@ -15,21 +15,26 @@ and rounds. Each turn of a side is a process of its own (benchmarks/gpu_turns.py
 is left out with its reason. Right after its first timed steps each side is profiled for three more,
 which names its attention kernel. MFU is given by two formulas (benchmarks/gpu_result.py), over the
 dense peak of the data sheet, and over the fastest of some large bf16 products measured in the same
-run. Writes benchmarks/results/gpu-<machine>-<config>.json after every turn of a side; on a CPU only
-where --out says. Exit 0: at least one side was measured; 1: none; 130, 143: stopped by a signal,
-with the results so far.
+run. Before the sides, ten small configs are trained for some steps, and their losses are compared
+with golden ones (benchmarks/golden.py); --no-golden leaves this out. Writes
+benchmarks/results/gpu-<machine>-<config>.json after every turn of a side; on a CPU only where --out
+says. Exit 0: at least one side was measured, and no loss is further from its golden one than
+allowed; 1: otherwise; 130, 143: stopped by a signal, with the results so far.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.gpu_main import Race, check, parser_of, race
+from benchmarks.golden import compare_all, print_rows
+from benchmarks.golden_cases import CASES
+from benchmarks.gpu_main import Add, Race, check, parser_of, race
 from benchmarks.gpu_profile import PROFILED
 from benchmarks.gpu_result import version
 from benchmarks.sides import SIDES, Setting
@@ -48,6 +53,7 @@ _VOCABULARY = {
 _SAMPLES = {
     "large": 64
 }  # of a step: a quarter of the config's, so that all sides fit in ten minutes
+_GOLDEN_SECONDS = 90  # no config's losses are compared after these
 _TINY = {
     "model.hidden_size": 64,
     "model.num_layers": 2,
@@ -114,6 +120,14 @@ def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:
     )
 
 
+def compare_losses(device: str, add: Add) -> None:
+    """Print how far this machine's losses are from the golden ones, and add it to the answer."""
+    rows = []
+    for row in print_rows(compare_all(device, tuple(CASES), _GOLDEN_SECONDS)):
+        rows.append(asdict(row))
+        add({"golden": rows})
+
+
 def parsed(words: Sequence[str] | None) -> argparse.Namespace:
     parser = parser_of(__doc__, SIDES)
     parser.add_argument(
@@ -125,6 +139,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
         type=int,
         help="samples at once at most, on every side; the plan's own if not given",
     )
+    parser.add_argument("--no-golden", action="store_true", help="compare no losses")
     arguments = parser.parse_args(words)
     check(parser, arguments, SIDES)
     return arguments
@@ -149,6 +164,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 for name, side in needs.items()
                 if version(side.needs) is None
             },
+            compare=None if arguments.no_golden else partial(compare_losses, arguments.device),
         )
     )
 

@@ -17,6 +17,7 @@ from benchmarks.gpu_profile import Watch, ceiling
 from benchmarks.gpu_result import about_of, result_of, shown
 from benchmarks.gpu_turns import (
     ABOUT,
+    GOLDEN,
     Found,
     StoppedError,
     Turns,
@@ -27,11 +28,16 @@ from benchmarks.gpu_turns import (
 from benchmarks.sides import Setting
 
 Run = Callable[[Setting], object]
+Add = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Race:
-    """A benchmark. case: names its result file. setting_of: takes the folder for its files."""
+    """A benchmark. case: names its result file. setting_of: takes the folder for its files.
+
+    compare: compares this machine's losses with golden ones, in a turn before the sides'; it takes
+    the function that adds to the turn's answer. None: the benchmark compares none
+    """
 
     module: str
     kind: str
@@ -41,6 +47,7 @@ class Race:
     setting_of: Callable[[Path], Setting]
     runs: Mapping[str, Run]
     skipped: dict[str, str]
+    compare: Callable[[Add], None] | None = None
 
     @property
     def sides(self) -> list[str]:
@@ -108,7 +115,10 @@ def _turn(it: Race) -> NoReturn:
     arguments = it.arguments
     answer = Path(arguments.answer)
 
-    def turn(add: Callable[[Mapping[str, Any]], None]) -> None:
+    def turn(add: Add) -> None:
+        if arguments.turn == GOLDEN and it.compare:
+            it.compare(add)
+            return
         setting = it.setting_of(answer.parent)
         if arguments.turn == ABOUT:
             add(about_of(setting))
@@ -123,12 +133,9 @@ def _turn(it: Race) -> NoReturn:
 def _race(it: Race, home: Path) -> int:
     arguments, skipped = it.arguments, dict(it.skipped)
     turns = Turns(it.module, tuple(it.words), home, arguments.limit)
-    about, reason = turns.take(ABOUT)
+    about = _first_turns(it, turns, skipped)
     if not about:
-        print(f"nothing was measured: {reason}")
         return 1
-    if reason:
-        skipped["the fastest products"] = reason
     place = _place_of(it, about)
     code, found = 0, dict[str, Found]()
 
@@ -158,7 +165,24 @@ def _race(it: Race, home: Path) -> int:
     print(shown(result))
     if place:
         print(f"written to {place}")
-    return code or int(not result["sides"])
+    is_far = any(row["verdict"] == "FAIL" for row in about.get("golden", ()))
+    return code or int(is_far or not result["sides"])
+
+
+def _first_turns(it: Race, turns: Turns, skipped: dict[str, str]) -> dict[str, Any]:
+    """What is measured, and how far this machine's losses are from the golden ones."""
+    about, reason = turns.take(ABOUT)
+    if not about:
+        print(f"nothing was measured: {reason}")
+        return about
+    if reason:
+        skipped["the fastest products"] = reason
+    if it.compare:
+        losses, reason = turns.take(GOLDEN)
+        about |= losses
+        if reason:
+            skipped["golden losses"] = reason
+    return about
 
 
 def _place_of(it: Race, about: Mapping[str, Any]) -> Path | None:

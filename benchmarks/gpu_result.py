@@ -9,7 +9,8 @@ for comparison with figures of others.
 import math
 import platform
 import statistics
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -134,6 +135,7 @@ def shown(result: Mapping[str, Any]) -> str:
                 for name, side in result["sides"].items()
                 if side["attention"] is not None
             ),
+            *golden_lines(result.get("golden", ())),
             *_profile_lines(result["profiles"].get("samecurve")),
         ]
     )
@@ -147,6 +149,23 @@ def _row(name: str, side: Mapping[str, Any]) -> list[str]:
         show_bytes(side["memory_bytes"]) if side["memory_bytes"] else "-",
         f"x {side['time_beside_samecurve']:.3f}" if side["time_beside_samecurve"] else "-",
     ]
+
+
+def golden_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many losses are near enough to the golden ones, and which ones are not."""
+    if not rows:
+        return []
+    counts = Counter(row["verdict"] for row in rows)
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    failed = [row for row in rows if row["verdict"] == "FAIL"]
+    return [f"  losses beside golden ones: {counted}", *map(_failed_line, failed)]
+
+
+def _failed_line(row: Mapping[str, Any]) -> str:
+    away = row["difference"]
+    words = [] if away is None else [f"{away:.1e} away, {row['allowed']:.1e} allowed"]
+    words += [row["why"]] if row["why"] else []
+    return f"    {row['case']} in {row['precision']}: {'; '.join(words)}"
 
 
 def _profile_lines(profile: Mapping[str, Any] | None) -> list[str]:

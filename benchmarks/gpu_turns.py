@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import psutil
 
 ABOUT = "about"  # the first turn: what is measured, and on which device; no side has this name
+GOLDEN = "golden"  # the turn that compares losses with golden ones; no side has this name
 _MEMORY = re.compile("out of memory|allocate memory", re.IGNORECASE)  # CUDA's words, and the CPU's
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -53,7 +53,7 @@ Neutral = Callable[[str], str]  # a line without what may differ
 PLACEHOLDERS = {"FILE": "models/tiny.yaml", "C": "models/tiny.yaml", "N": "2"}
 UNFINISHED = (click.MissingParameter, click.BadOptionUsage)
 # flags of srun, of scripts and of a benchmark; those of every verb
-OF_BENCHMARKS = {"--sides", "--micro", "--limit"}
+OF_BENCHMARKS = {"--sides", "--micro", "--limit", "--no-golden"}
 OF_OTHERS = {
     "--ntasks-per-node",
     "--gpus-per-task",

@@ -96,6 +96,29 @@ def check_attention_is_fused_and_equals_the_math() -> None:
     assert "Flash" in str(F.scaled_dot_product_attention(half.requires_grad_(), half, half).grad_fn)
 
 
+def check_recurrent_cells_equal_the_cpus() -> None:
+    for kind in (nn.LSTM, nn.GRU):
+        net, x = (
+            kind(4, 4, num_layers=2, bidirectional=True).double(),
+            torch.randn(3, 2, 4).double(),
+        )
+        found = []
+        for device in ("cpu", "cuda"):
+            with torch.backends.cudnn.flags(enabled=False):  # else torch warns that it is not here
+                loss = net.to(device)(x.to(device))[0].square().sum()
+            gradients = torch.autograd.grad(loss, list(net.parameters()))
+            found.append([gradient.cpu() for gradient in gradients])
+        torch.testing.assert_close(*found)
+
+
+def check_a_ctc_loss_takes_lengths_of_the_host() -> None:
+    scores, words = torch.randn(8, 2, 5), torch.ones(2, 3, dtype=torch.long)
+    lengths = torch.tensor([8, 8]), torch.tensor([3, 2])
+    on_cpu = F.ctc_loss(scores.log_softmax(-1), words, *lengths)
+    on_gpu = F.ctc_loss(scores.cuda().log_softmax(-1), words.cuda(), *lengths)
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu)
+
+
 def check_autocast_conjugates_and_integers() -> None:
     layer = nn.Linear(4, 4, device=DEVICE)
     with torch.autocast("cuda", torch.bfloat16):
