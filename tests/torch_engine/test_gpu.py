@@ -2,6 +2,7 @@
 GPU memory.
 """
 
+import gc
 from pathlib import Path
 
 import numpy as np
@@ -240,7 +241,11 @@ def test_attention_takes_the_flash_kernel(file: str) -> None:
 
 
 def test_all_logits_are_never_on_the_gpu() -> None:
-    """32,768 rows over 32,000 would be 4 GB in f32; forward and backward stay under 1.2 GB."""
+    """32,768 rows over 32,000 would be 4 GB in f32; forward and backward stay under 1.2 GB, beside
+    what other tests of this process have left.
+    """
+    gc.collect()
+    before = torch.cuda.memory_allocated()
     head, rows = (
         Head(256, 32_000).to("cuda"),
         torch.randn(32_768, 256, device="cuda", requires_grad=True),
@@ -249,7 +254,7 @@ def test_all_logits_are_never_on_the_gpu() -> None:
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss = head(rows, torch.randint(0, 32_000, (32_768,), device="cuda"))
     torch.autograd.backward(loss)
-    assert torch.cuda.max_memory_allocated() < 1.2e9
+    assert torch.cuda.max_memory_allocated() - before < 1.2e9
 
 
 @pytest.mark.gpu_kernels
