@@ -99,7 +99,11 @@ def _error_of(answer: Mapping[str, Any]) -> Exception:
     text = answer["text"]
     if answer["error"] == "syntax":
         return TemplateSyntaxError(text, answer["line"])
-    kinds = {"limit": TemplateLimitError, "template": TemplateError, "type": TypeError}
+    kinds: dict[str, type[Exception]] = {
+        "limit": TemplateLimitError,
+        "template": TemplateError,
+        "type": TypeError,
+    }
     return kinds.get(answer["error"], RuntimeError)(text)
 
 
