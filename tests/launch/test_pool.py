@@ -20,9 +20,12 @@ def sum_of_ranks(rank: int, group: Any) -> tuple[float, int]:
 
 
 def fail_at_different_points(rank: int, group: Any) -> None:
-    """The last rank before a collective that the others have begun."""
+    """The last rank before a collective that the others have begun. A circle holds its group."""
     if rank < dist.get_world_size(group) - 1:
         dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    else:
+        circle = [group]
+        circle.append(circle)
     raise ValueError(f"a planted fault of rank {rank}")
 
 

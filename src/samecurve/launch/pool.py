@@ -6,6 +6,7 @@ are ended, and the next job starts fresh ones. If all ranks of the job end by th
 on, in a new group.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -307,6 +308,10 @@ class _Groups:
 
         replaced = self.made.pop((world, backend), None)
         try:
+            if replaced is not None:
+                # What a failed job has left in circles holds the group, and its connections, open:
+                # another rank would wait here for ever for what it has begun in the group.
+                gc.collect()
             self.made[world, backend] = dist.new_group(list(range(world)), backend=backend)
             if replaced is not None and self._rank < world:
                 dist.destroy_process_group(replaced)  # a Gloo group has threads, which wake often
