@@ -5,6 +5,7 @@ library renders it in a child; the child ends where a conversation takes more th
 the next one starts another. `python -m` of this file is the child.
 """
 
+import atexit
 import json
 import os
 import pickle
@@ -59,9 +60,17 @@ class TemplateProcess:
             raise _error_of(answer)
         return answer["text"], [(begin, end) for begin, end in answer["spans"]]
 
+    def close(self) -> None:
+        """End the child; it keeps nothing that would be lost."""
+        if self._child is not None and self._parent == os.getpid():
+            with self._child as child:
+                child.kill()
+            self._child = None
+
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._child is None or self._parent != os.getpid():
             self._parent = os.getpid()
+            atexit.register(self.close)
             self._child = subprocess.Popen(
                 python_module(__name__),
                 env=child_environment(TRANSFORMERS_VERBOSITY="error"),
