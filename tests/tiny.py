@@ -270,6 +270,8 @@ def train_tiny(index: int, group: dist.ProcessGroup, tiny: TinyRun) -> Outcome:
         engine = join_warm(plan, index, group).make_engine(task, config.optimizer)
     else:
         devices = [torch.device(tiny.device)] * len(plan.layout.devices_of(index))
+        if devices[0].type == "cuda":  # as worker/join.py does: an earlier run has left its own
+            torch.cuda.set_device(devices[0])
         engine = TorchEngine(task, plan, config.optimizer, comm, devices)
     if tiny.fault == "mean of means":  # which the split check would refuse
         engine.check_split = lambda *_rows, **_options: []  # type: ignore[method-assign]
