@@ -1,6 +1,8 @@
 """A chat template renders as the library renders it, within limits of size and time."""
 
 import resource
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from test_huggingface_data import (
 
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data import template_process
-from samecurve.tasks.huggingface.data.chat import ChatTemplate
+from samecurve.tasks.huggingface.data.chat import ChatTemplate, _renderer
 
 pytest.importorskip("transformers")
 
@@ -181,3 +183,28 @@ def test_a_prompt_meets_the_same_limits() -> None:
     with pytest.raises(UserError, match="the chat template") as refused:
         ChatTemplate(HOSTILE["product"], NAMES, []).prompt("the sea")
     assert "--no-chat" in refused.value.remedy
+
+
+def test_a_child_that_ends_is_no_fault_of_the_template() -> None:
+    chat = ChatTemplate(PLAIN, NAMES, [])
+    text = chat.prompt("the sea")
+    child = _renderer()._child
+    assert child
+    child.kill()
+    child.wait()
+    with pytest.raises(UserError, match=r"the process that renders it has ended \(-9\)"):
+        chat.prompt("the sea")
+    assert chat.prompt("the sea") == text
+
+
+UNDER_A_LIMIT = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_DATA, (900 << 20, 900 << 20))
+from samecurve.tasks.huggingface.data.chat import ChatTemplate
+print(ChatTemplate("{{ messages[0].content }}", {}, []).prompt("the sea"))
+"""
+
+
+def test_a_users_own_limit_may_be_the_smaller_one() -> None:
+    command = [sys.executable, "-c", UNDER_A_LIMIT]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "the sea\n"

@@ -55,7 +55,7 @@ class TemplateProcess:
             answer = _ask(child, request, SECONDS + len(request) // _BYTES_A_SECOND)
             if answer is None:
                 self._child = None
-                raise TemplateLimitError(_last_words(child))
+                raise _end_of(child)
         if "error" in answer:
             raise _error_of(answer)
         return answer["text"], [(begin, end) for begin, end in answer["spans"]]
@@ -63,8 +63,8 @@ class TemplateProcess:
     def close(self) -> None:
         """End the child; it keeps nothing that would be lost."""
         if self._child is not None and self._parent == os.getpid():
-            with self._child as child:
-                child.kill()
+            self._child.kill()
+            self._child.communicate()
             self._child = None
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -95,13 +95,12 @@ def _ask(child: "subprocess.Popen[bytes]", request: bytes, seconds: int) -> dict
     return answer
 
 
-def _last_words(child: "subprocess.Popen[bytes]") -> str:
-    """Why a child has ended. Its pipes are closed."""
-    with child:
-        pass
+def _end_of(child: "subprocess.Popen[bytes]") -> Exception:
+    """What the end of a child means. Its pipes are closed."""
+    child.communicate()
     if child.returncode == -signal.SIGXCPU:
-        return "the chat template makes too much text or loops too often"
-    return f"the chat template has ended the process that renders it ({child.returncode})"
+        return TemplateLimitError("the chat template makes too much text or loops too often")
+    return RuntimeError(f"the process that renders it has ended ({child.returncode})")
 
 
 def _error_of(answer: Mapping[str, Any]) -> Exception:
@@ -150,7 +149,9 @@ def _answer(render: Any, template: str, inputs: Mapping[str, Any]) -> dict[str, 
 
 
 def _limit(kind: int, most: int) -> None:
-    resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+    """Limit this process, within what its user's own limit (ulimit) allows."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 if __name__ == "__main__":
