@@ -93,6 +93,8 @@ def test_a_model(name: str, tmp_path: Path, corpus: Path, pipelines: Mapping[str
         own["data.source"] = str(corpus)
     if str(data.get("source")).startswith(("models/", "examples/")):
         own["data.source"] = str(ROOT / data["source"])
+    if model.get("objective") == "masked":
+        own["data.tokenizer"] = data["tokenizer"]  # which has a token for what is hidden
     if "chat_template" in data:
         own["data.chat_template"] = str(ROOT / data["chat_template"])
         own["data.seq_len"] = 96  # what is learnt comes late in a conversation
