@@ -51,7 +51,7 @@ class NextCharacter:
 
     def loss(self, model, batch):
         text = batch["text"]
-        logits, wanted = model(text[:, :-1]).transpose(1, 2), text[:, 1:]
+        logits, wanted = model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten()
         error = F.cross_entropy(logits, wanted, ignore_index=0, reduction="sum")
         return Mean(error, (wanted != 0).sum())
 

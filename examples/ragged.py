@@ -44,7 +44,7 @@ class Ragged:
         return Reader(**self.fields)
 
     def loss(self, model, batch):
-        logits, labels = model(batch["text"]).transpose(1, 2), batch["labels"]
+        logits, labels = model(batch["text"]).flatten(0, 1), batch["labels"].flatten()
         return Mean(F.cross_entropy(logits, labels, reduction="sum"), (labels != -100).sum())
 
     def metrics(self, model, batch):
