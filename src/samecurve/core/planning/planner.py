@@ -4,6 +4,7 @@ A pure function; every worker obeys its result, and nothing after it changes a n
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
@@ -54,7 +55,7 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
-from samecurve.core.planning.plan import Lanes, Plan, StepMemory
+from samecurve.core.planning.plan import Plan, StepMemory
 from samecurve.core.planning.schedule import (
     check_steps,
     choose_early_stop,
@@ -63,7 +64,7 @@ from samecurve.core.planning.schedule import (
     choose_schedule,
     choose_sentinel,
 )
-from samecurve.errors import NotExactError, Refusals
+from samecurve.errors import NotExactError, Refusals, UserError
 
 
 def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
@@ -160,9 +161,10 @@ class _Planning:
     def plan(self) -> Plan:
         """Decide, in the order in which decisions follow from each other."""
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
-        devices = log.take(choose_devices(config.devices, config.engine, self.machine))
+        devices = choose_devices(config.devices, config.engine, self.machine).value
         precision = choose_precision(train, config.engine, devices)
         options = memory_options(config, precision.value, devices[0].kind)
+        devices = log.take(self._devices(options))
         layout = log.take(self._layout(options, devices))
         check_same_run(self.fixed, facts.samples, facts.fingerprint, train.seed)
         if options.offload_frozen:
@@ -173,7 +175,7 @@ class _Planning:
         split = self._split(layout, capacity)
         step = self._memory(options, layout, split, capacity)
         layout, split = step.layout, step.split
-        threads, lanes = self._cores(options, step, capacity.usable)
+        threads = self._threads(layout)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
@@ -192,20 +194,19 @@ class _Planning:
 
             log.take(choose_frozen_offload(options, facts, layout, split, self.machine))
         if self.chooses_exact:
-            self._say_choice(split, lanes)
-        self._warn(layout, split, lanes.terms, fixed)
+            self._say_choice(layout, split, threads)
+        self._warn(layout, split, step.terms, fixed)
         flops = facts.flops_per_sample
         return Plan(
             layout=layout,
             batch=split,
             schedule=schedule,
-            memory=lanes.terms,
+            memory=step.terms,
             compute=choose_compute(
                 train,
                 facts,
                 precision=precision.value,
                 threads=threads,
-                lanes=lanes.count,
                 fused_attention=fused,
             ),
             reasons=log.reasons,
@@ -227,6 +228,34 @@ class _Planning:
             peak_flops=peak_flops(layout.devices, precision.value),
             reference=facts.reference,
         )
+
+    def _devices(self, options: MemoryOptions) -> Decision[tuple[Device, ...]]:
+        """The config's devices; of an exact run that leaves them open, CPU ranks for all cores."""
+        config, machine = self.config, self.machine
+        chosen = choose_devices(config.devices, config.engine, machine)
+        is_open = config.train.is_exact and len(chosen.value) == 1 and not machine.devices
+        if not is_open or (self.fixed is None and not config.batch.samples):
+            return chosen  # without batch.samples the batch follows the devices
+        from samecurve.core.planning.cpu_ranks import ranks_for_cores
+        from samecurve.core.planning.exact import choose_exact_batch
+
+        most, is_auto = config.train.most_exact_devices, self.chooses_exact
+        split = choose_exact_batch(
+            config.batch, self.fixed, 1, most_devices=most, is_auto=is_auto
+        ).value
+        holds = partial(replace(self, log=DecisionLog()).holds, options)  # a trial logs nothing
+        ranks = ranks_for_cores(config, machine, split.num_microbatches, self.fixed, holds)
+        return ranks or chosen
+
+    def holds(self, options: MemoryOptions, devices: tuple[Device, ...]) -> bool:
+        """Whether these devices have room for the run, without shards unless it asks for them."""
+        try:
+            layout = self._layout(options, devices).value
+            capacity = choose_capacity(options, self.facts, layout).value
+            self._memory(options, layout, self._split(layout, capacity), capacity)
+        except UserError:
+            return False
+        return layout.shards == 1 or self.config.devices.strategy != "auto"
 
     def _layout(self, options: MemoryOptions, devices: tuple[Device, ...]) -> Decision[Layout]:
         """The layout of the config's strategy or, with --strategy auto, of one that fits."""
@@ -286,25 +315,15 @@ class _Planning:
         section = self.config.devices
         return self.log.take(choose_gather(section, options, facts, capacity, by_round))
 
-    def _cores(self, options: MemoryOptions, step: StepMemory, usable: float) -> tuple[int, Lanes]:
-        """Threads inside an operation, and the microbatches that a CPU rank computes side by side,
-        with the memory of a step then.
+    def _threads(self, layout: Layout) -> int:
+        """Threads inside one device's operations."""
+        section, machine = self.config.devices, self.machine
+        on_cpu = layout.engine == "torch" and layout.devices[0].kind == "cpu"
+        if not (self.config.train.is_exact and on_cpu):
+            return self.log.take(choose_threads(section, layout, machine))
+        from samecurve.core.planning.cpu_ranks import choose_exact_threads
 
-        step: with one at a time; usable: bytes
-        """
-        layout, section, machine, fixed = step.layout, self.config.devices, self.machine, self.fixed
-        if not (step.is_exact and layout.engine == "torch" and layout.devices[0].kind == "cpu"):
-            threads = self.log.take(choose_threads(section, layout, machine))
-            return threads, Lanes(1, step.terms)
-        from samecurve.core.planning.lanes import RankShare, choose_exact_threads, choose_lanes
-
-        threads = self.log.take(choose_exact_threads(section.threads, machine, step.split, fixed))
-        of_host = layout.num_devices // machine.hosts
-        cores = section.threads or machine.threads or max(1, machine.cores // of_host)
-        share = RankShare(cores, threads, usable)
-        must_fill = self.chooses_exact and fixed is None
-        lanes = self.log.take(choose_lanes(step, options, self.facts, share, must_fill=must_fill))
-        return threads, lanes
+        return self.log.take(choose_exact_threads(section.threads, machine, self.fixed))
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""
@@ -346,13 +365,14 @@ class _Planning:
         check_precision(log.take(precision), layout)
         check_model_computes(train, precision.value, facts)
 
-    def _say_choice(self, split: BatchSplit, lanes: Lanes) -> None:
+    def _say_choice(self, layout: Layout, split: BatchSplit, threads: int) -> None:
         """Log what the plan chose where train.exact leaves it open."""
+        from samecurve.core.planning.cpu_ranks import say_idle_cores
         from samecurve.core.planning.exact_choice import exact_words
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            why = exact_words(split, why, lanes.slowdown)
+            why = exact_words(split, why, say_idle_cores(layout, split, self.machine, threads))
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
