@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.planner import check_before_facts, plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import Refusals, UserError
 from samecurve.probe import network_note, probe
 from samecurve.run.describe import describe
