@@ -191,8 +191,10 @@ def test_open_devices_are_a_rank_for_each_core_that_has_a_microbatch(
     made = plan(config(devices={"threads": None, **devices}), machine, FACTS)
     assert made.compute.exact
     assert (made.num_devices, made.compute.threads) == (ranks, devices.get("threads", 1))
-    flag = "; --devices cpu:8 uses 8 cores" if cores == 16 and ranks == 1 else ""
-    assert made.reasons["exact_auto"].endswith(flag)
+    says = {"single": "; --no-exact uses all cores", "auto": "; --devices cpu:8 uses 8 cores"}
+    flag = says[devices.get("strategy", "auto")] if cores == 16 and ranks == 1 else "8 devices"
+    idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if ranks == 3 else ""
+    assert made.reasons["exact_auto"].endswith(flag + idle)
     resumed = plan(config(devices={"threads": None}), replace(CPUS, cores=2), FACTS, made.fixed)
     assert (resumed.num_devices, resumed.compute.threads) == (
         2 // made.compute.threads or 1,
@@ -207,6 +209,11 @@ def test_memory_holds_fewer_ranks() -> None:
     assert 1 < made.num_devices < 8
     assert "as many as memory holds" in made.reasons["devices"]
     assert made.layout.strategy == "ddp"
+    alone = plan(config(devices={"threads": None}), replace(CPUS, host_bytes=4 * GIB), wide)
+    assert alone.num_devices == 1
+    assert alone.reasons["exact_auto"].endswith(
+        "; memory holds one rank; --no-exact uses all cores"
+    )
 
 
 def test_other_runs_on_open_devices_have_one_rank_with_all_cores() -> None:

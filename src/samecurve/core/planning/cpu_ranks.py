@@ -6,7 +6,7 @@ from the ranks. One thread is the default; more ranks use more cores, and change
 
 from collections.abc import Callable, Sequence
 
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Config, Devices
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.fixed import Fixed
@@ -79,13 +79,19 @@ def _are_open(config: Config, machine: Machine) -> bool:
     return alone and is_open and config.engine == "torch" and section.strategy in _SHARED_OUT
 
 
-def say_idle_cores(layout: Layout, split: BatchSplit, machine: Machine, threads: int) -> str:
-    """The flag with which an exact run on one CPU rank would use more cores; '': it has the most
-    that its microbatches can use, or its ranks were counted by the user.
+def say_idle_cores(
+    section: Devices, layout: Layout, split: BatchSplit, machine: Machine, threads: int
+) -> str:
+    """The flag with which an exact run on one CPU rank would use more cores; '': it uses all that
+    its microbatches can, or the user counted its ranks.
     """
     most = min(machine.cores // threads, split.num_microbatches)
     is_one = layout.num_devices == 1 and layout.devices[0].kind == "cpu"
     if most < 2 or not is_one or layout.engine != "torch":
         return ""
+    if section.strategy not in _SHARED_OUT:
+        return "--no-exact uses all cores"
+    if section.use.strip() == "auto":
+        return "memory holds one rank; --no-exact uses all cores"
     cores = "all cores" if most * threads == machine.cores else counted(most * threads, "core")
     return f"--devices cpu:{most} uses {cores}"

@@ -323,7 +323,9 @@ class _Planning:
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            why = exact_words(split, why, say_idle_cores(layout, split, self.machine, threads))
+            section = self.config.devices
+            idle = say_idle_cores(section, layout, split, self.machine, threads)
+            why = exact_words(split, why, idle)
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
