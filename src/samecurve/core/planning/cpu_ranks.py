@@ -71,6 +71,11 @@ def ranks_for_cores(
     return Decision(machine.ranks_on_cpu(count), {"devices": reason})
 
 
+def may_take_more_ranks(config: Config, machine: Machine) -> bool:
+    """Whether the plan may take several CPU ranks where the config names no number."""
+    return config.train.exact is not False and machine.cores > 1 and _are_open(config, machine)
+
+
 def _are_open(config: Config, machine: Machine) -> bool:
     """Whether the number of CPU ranks is the plan's choice."""
     section = config.devices
