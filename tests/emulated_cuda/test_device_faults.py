@@ -95,13 +95,15 @@ def test_a_failed_gpu_is_named_and_the_same_command_goes_on(
 
 
 def test_memory_that_another_program_takes_is_told(gpus: Gpus) -> None:
-    plan_fault(gpus.state, DeviceFault(gpu=1, backward=10, memory_taken=84 << 30))
-    code, printed = gpus.train()
+    """Before the optimizer's state is there, which needs memory that torch has not cached yet."""
+    wide = ["--set", "model.hidden_size=256", "--set", "model.intermediate_size=1024"]
+    plan_fault(gpus.state, DeviceFault(gpu=1, backward=1, memory_taken=84 << 30))
+    code, printed = gpus.train(*wide)
     assert code == 1, printed
     assert "ran out of memory on cuda:1 (NVIDIA H100 80GB HBM3, 79.2 GiB)" in printed
     assert "; other processes held " in printed
     assert "remedy: end the other processes (`nvidia-smi` lists them); or the same" in printed
-    code, printed = gpus.train()
+    code, printed = gpus.train(*wide)
     assert code == 0, printed
 
 

@@ -3,6 +3,7 @@ wait of our own in a step.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,5 +122,9 @@ def test_each_model_trains_as_on_cpus(name: str, tmp_path: Path, corpus: Path) -
         runs[strategy] = run_of(name, use, strategy, data)
     answers = train(tmp_path, runs)
     for answer in answers.values():
-        check_equal(answer, answers["cpu"])
-        check_waits(answer)
+        found = answer.findings
+        if name in {"segmentation", "speech"}:  # their losses lack such kernels; no run is exact
+            found = [each for each in found if not each.startswith("not_deterministic: ")]
+        check_equal(replace(answer, findings=found), answers["cpu"])
+        if name != "speech":  # torch's own CTC copies its lengths to the host
+            check_waits(answer)

@@ -21,6 +21,9 @@ from samecurve_products.rehearse.emulated_cuda import (
 )
 from samecurve_products.rehearse.emulated_cuda.told_build import tell_build
 
+# a library's own kernels need a real GPU: without this module of it its CPU kernels run
+_FOREIGN_KERNELS = ("bitsandbytes.backends.cuda.ops",)
+
 
 class TorchFinder(MetaPathFinder):
     """Finds torch as Python does, and runs the emulator's two parts around torch's own code."""
@@ -76,6 +79,8 @@ def install() -> None:
     """Give this process its emulated devices, as soon as it imports torch."""
     if "torch" in sys.modules:
         raise RuntimeError("torch is imported already: the emulated devices come too late")
+    for name in _FOREIGN_KERNELS:
+        sys.modules[name] = ModuleType(name)
     sys.meta_path.insert(0, TorchFinder())
     sys.meta_path.insert(0, step_watch.ModuleFinder(told_kernel.looks(os.environ)))
     step_watch.install()
