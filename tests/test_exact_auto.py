@@ -70,7 +70,8 @@ def test_auto_gives_one_hash_and_a_resume_keeps_it(
         return outcome
 
     one = train("one", 1, values(corpus, "cpu:1"))
-    assert one.plan.reasons["exact_auto"] == "the same bits on up to 4 devices"
+    says = "the same bits on up to 4 devices; --devices cpu:4 uses all cores"
+    assert one.plan.reasons["exact_auto"] == says
     assert sorted(one.hashes) == [2, 4, 6]
     two = train("two", 2, values(corpus, "cpu:2"))
     assert (two.hashes, two.losses) == (one.hashes, one.losses)

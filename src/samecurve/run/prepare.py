@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.before_facts import check_before_facts
-from samecurve.core.planning.cpu_ranks import may_take_more_ranks
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.machine import Machine, has_open_ranks
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import Refusals, UserError
@@ -102,7 +101,8 @@ def _prepare(request: StartRequest, claim: "Claim | None") -> PreparedRun:
     config = loaded.config
     layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
-        may_grow = may_take_more_ranks(config, machine)
+        is_open = has_open_ranks(config.devices, config.engine, machine)
+        may_grow = config.train.exact is not False and is_open and machine.cores > 1
         warm_start.expect(layout, entry_of(config.task).libraries, may_grow=may_grow)
     origin = find_origin(loaded, options)
     if claim:

@@ -11,10 +11,14 @@ from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.machine import Device, DevicesDecision, Machine
+from samecurve.core.planning.machine import (
+    ANY_RANKS,
+    Device,
+    DevicesDecision,
+    Machine,
+    has_open_ranks,
+)
 from samecurve.units import counted
-
-_SHARED_OUT = {"auto", "dp", "ddp", "fsdp"}  # strategies that take any number of ranks
 
 
 def choose_exact_threads(
@@ -58,7 +62,7 @@ def ranks_for_cores(
     """
     threads = choose_exact_threads(config.devices.threads, machine, fixed).value
     most = min(machine.cores // threads, num_microbatches)
-    if most < 2 or not _are_open(config, machine):
+    if most < 2 or not has_open_ranks(config.devices, config.engine, machine):
         return None
     fitting = (count for count in range(most, 1, -1) if holds(machine.ranks_on_cpu(count)))
     count = next(fitting, 1)
@@ -71,19 +75,6 @@ def ranks_for_cores(
     return Decision(machine.ranks_on_cpu(count), {"devices": reason})
 
 
-def may_take_more_ranks(config: Config, machine: Machine) -> bool:
-    """Whether the plan may take several CPU ranks where the config names no number."""
-    return config.train.exact is not False and machine.cores > 1 and _are_open(config, machine)
-
-
-def _are_open(config: Config, machine: Machine) -> bool:
-    """Whether the number of CPU ranks is the plan's choice."""
-    section = config.devices
-    alone = machine.hosts == machine.started == 1 and not machine.devices
-    is_open = section.use.strip() == "auto" and section.balance == "even"
-    return alone and is_open and config.engine == "torch" and section.strategy in _SHARED_OUT
-
-
 def say_idle_cores(
     section: Devices, layout: Layout, split: BatchSplit, machine: Machine, threads: int
 ) -> str:
@@ -94,7 +85,7 @@ def say_idle_cores(
     is_one = layout.num_devices == 1 and layout.devices[0].kind == "cpu"
     if most < 2 or not is_one or layout.engine != "torch":
         return ""
-    if section.strategy not in _SHARED_OUT:
+    if section.strategy not in ANY_RANKS:
         return "--no-exact uses all cores"
     if section.use.strip() == "auto":
         return "memory holds one rank; --no-exact uses all cores"
