@@ -1,7 +1,7 @@
-"""What train.exact costs on one device, beside what the plan foresees (train.exact: auto).
+"""What train.exact costs on one device, and whether train.exact: auto takes it there.
 
 Models of several sizes on one CPU rank of one thread, in whole batches and exactly; with --device
-on a GPU, in the memory and rounds that a CPU rank is planned for. For a GPU nothing is foreseen.
+on a GPU, in the memory and rounds that a CPU rank is planned for. On a GPU auto takes nothing.
 
 Both sides train the same batches in one process, step by step in turn. Seconds are those of the CPU
 that computes, which other programs on the machine change least; with engine jax, whose threads are
@@ -28,7 +28,7 @@ from benchmarks.common import paired
 from benchmarks.exact import Runner
 from benchmarks.page import publish
 from samecurve.core.config.document import read_file
-from samecurve.core.planning.exact_foreseen import foreseen_cost
+from samecurve.core.planning.exact_auto import least_work
 from samecurve.probe import cpu_name, probe
 from samecurve.torch_engine.strategies.exact import set_deterministic
 from samecurve.worker.cublas import set_repeating_workspace
@@ -145,14 +145,7 @@ def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[
         "flops_per_sample": facts.flops_per_sample,
         "samples": batch.global_batch_size,
         "microbatch": batch.micro_batch_size,
-        "foreseen": foreseen_cost(
-            facts,
-            batch.global_batch_size,
-            batch.micro_batch_size,
-            compiled=values["train"]["compile"],
-        )
-        if place == "cpu"
-        else None,
+        "least_work": least_work(facts, compiled=values["train"]["compile"]),
         "ratio": paired(seconds["exact"], seconds["whole batches"], lambda a, b: a / b),
         "seconds": seconds,
     }
@@ -190,8 +183,8 @@ def main() -> None:
             one = models[name]
             line = f"{name}: {1e3 * statistics.median(one['seconds']['exact']):.1f} ms, ratio"
             line += f" {one['ratio']:.3f}"
-            if one["foreseen"] is not None:
-                line += f", foreseen {one['foreseen']:.3f}"
+            work = one["flops_per_sample"] * one["microbatch"] / one["least_work"]
+            line += f", {work:.2f} of the least work"
             print(line, flush=True)
     form = "jax" if given.engine == "jax" else "compiled"
     kind = f"{form}-cost-of-exact" if given.compile or form == "jax" else "cost-of-exact"

@@ -189,28 +189,6 @@ def exact(found: Result) -> str:
     return table(["ranks or layout, mode", "ms a step", "exact beside it", "MiB at most"], rows)
 
 
-def lanes(found: Result) -> str:
-    rows = [
-        [
-            name,
-            f"{of['lanes']}",
-            f"{of['threads']}",
-            *(f"{statistics.median(times) * 1e3:.1f}" for times in of["seconds"].values()),
-            f"{of['ratio']:.3f}",
-        ]
-        for name, of in found["models"].items()
-    ]
-    head = [
-        "model, microbatch",
-        "lanes",
-        "threads in each",
-        "ordinary, ms a step",
-        "exact, ms a step",
-        "exact beside it",
-    ]
-    return table(head, rows)
-
-
 def sentinel(found: Result) -> str:
     rows = []
     for layout, of in found["layouts"].items():
@@ -252,11 +230,11 @@ def exact_cost(found: Result) -> str:
                 ],
                 ".2f",
             ),
-            "-" if of["foreseen"] is None else f"{1 + of['foreseen']:.3f}",
+            f"{of['flops_per_sample'] * of['microbatch'] / of['least_work']:.2f}",
         ]
         for name, of in found["models"].items()
     ]
-    head = ["model, microbatch", "ms a step", "exact beside it", "least and most", "foreseen"]
+    head = ["model, microbatch", "ms a step", "exact beside it", "least and most", "work"]
     return table(head, rows)
 
 
@@ -493,31 +471,21 @@ SECTIONS = {
         " same microbatches, and with the ordinary mode as it is. Script: `benchmarks/exact.py`.",
         exact,
     ),
-    "lanes": Section(
-        "Lanes: an exact rank on several cores",
-        "What does `--exact` cost a CPU rank that has several cores? An ordinary rank shares out"
-        " the cores inside each operation. An exact one computes microbatches side by side"
-        " ([lanes](exact.md#how-it-works)). The last four rows have more lanes, or more threads,"
-        " than there are cores. Both train in turn, step by step, each in a process of its own."
-        " Script: `benchmarks/lanes.py`.",
-        lanes,
-    ),
     "cost-of-exact": Section(
-        "What `train.exact: auto` foresees",
-        "How well does a [plan](exact.md#what-auto-foresees) foresee what `--exact` costs? One CPU"
-        " rank of one thread (or one GPU) trains each model in whole batches, and exactly in eight"
-        " microbatches. Where less than 5 % is foreseen, `auto` is exact. For a GPU nothing is"
-        " foreseen, and `auto` is off. Script:"
-        " `benchmarks/exact_cost.py`.",
+        "What `train.exact: auto` takes",
+        "What does `--exact` cost where a [plan](exact.md#what-auto-asks-for) chooses it by itself?"
+        " One CPU rank of one thread trains each model in whole batches, and exactly in eight"
+        " microbatches. `work` is that of a microbatch, beside the least that `auto` asks for: from"
+        " 1 on a run is exact. Script: `benchmarks/exact_cost.py`.",
         exact_cost,
     ),
     "compiled-cost-of-exact": Section(
-        "What `train.exact: auto` foresees, compiled",
+        "What `train.exact: auto` takes, compiled",
         "The same with `--compile` on both sides. Script: `benchmarks/exact_cost.py --compile`.",
         exact_cost,
     ),
     "jax-cost-of-exact": Section(
-        "What `train.exact: auto` foresees, with JAX",
+        "What `train.exact: auto` takes, with JAX",
         "The same with `engine: jax` on one CPU device, in CPU seconds of the whole process: both"
         " sides compute with the same 16 threads. Script: `benchmarks/exact_cost.py --engine jax`.",
         exact_cost,

@@ -7,7 +7,7 @@ from typing import Any
 from commands import losses
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.prepare import prepare
+from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.tasks import entry_of
@@ -26,12 +26,13 @@ def start(
     """Prepared, and its lock let go of. home: the run directory."""
     config = config_of(values)
     origins = {f"model.{name}": "here" for name in values.get("model", {})}
-    prepared = prepare(
-        LoadedConfig(config, "tiny", origins),
-        Options(save_dir=home, resume=resume, init_from=init_from),
-        entry_of(config.task).facts(config, str(cache)),
+    request = StartRequest(
+        loaded=LoadedConfig(config, "tiny", origins),
+        options=Options(save_dir=home, resume=resume, init_from=init_from),
+        facts=entry_of(config.task).facts(config, str(cache)),
         machine=MACHINE,
     )
+    prepared = prepare(request)
     prepared.lock.release()
     return prepared
 

@@ -26,7 +26,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.experiments.balance import measure_speeds
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.prepare import prepare
+from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import entry_of
 from test_promise import worst
@@ -156,13 +156,14 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
         yield pool
 
     def train(name: str, config: Config, measure: Measure | None) -> tuple[Run, Plan]:
-        prepared = prepare(
-            LoadedConfig(config, "tiny", {}),
-            Options(save_dir=tmp_path / name),
-            entry_of(config.task).facts(config, str(cache)),
+        request = StartRequest(
+            loaded=LoadedConfig(config, "tiny", {}),
+            options=Options(save_dir=tmp_path / name),
+            facts=entry_of(config.task).facts(config, str(cache)),
             machine=MACHINE,
             measure=measure,
         )
+        prepared = prepare(request)
         prepared.lock.release()
         pool.run(2, slow.rehearsed, prepared.attempt.to_json())
         return prepared.run, prepared.plan

@@ -12,13 +12,13 @@ import pytest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.exact_choice import MOST_COST
-from samecurve.core.planning.exact_foreseen import foreseen_cost
+from samecurve.core.planning.before_facts import check_before_facts
+from samecurve.core.planning.exact_auto import least_work
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.planner import check_before_facts, plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
 from samecurve.tasks import Tasks
@@ -67,43 +67,27 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
         for cores in (1, 2, 3, 6, 9, 16, 64):
             other = plan(shared, replace(CPUS, cores=cores), facts)
             assert (other.compute.exact, other.batch.micro_batch_size) == (True, 8)
-    for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS, as scripts set it to the cores of a rank
+    for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS
         limited = plan(shared, replace(CPUS, threads=asked), FACTS)
-        assert (limited.batch.micro_batch_size, limited.compute.threads) == (8, 2)
-        is_warned = any("OMP_NUM_THREADS asks for 1, and" in one for one in limited.warnings)
-        assert is_warned == (asked == 1)
-    assert plan(shared, replace(CPUS, cores=32), FACTS).compute.threads == 4
+        assert (limited.batch.micro_batch_size, limited.compute.threads) == (8, asked or 1)
     assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
 
 
 @pytest.mark.parametrize(
     ("sections", "facts", "says"),
     [
-        ({}, {"flops_per_sample": 1e8}, "foreseen to take 2.97 times as long"),
-        ({"train": {"exact_devices": 8}}, {"flops_per_sample": 1e9}, "foreseen to take 1.26 times"),
+        (
+            {},
+            {"flops_per_sample": 1e8},
+            "a microbatch of 32 samples is 3.2GFLOP, and exactness costs little from 37.5GFLOP on",
+        ),
+        ({"train": {"exact_devices": 8}}, {"flops_per_sample": 1e9}, "of 8 samples is 8GFLOP"),
+        ({}, {"whole_batch": True}, "compute the features of each microbatch twice"),
         ({}, {"flops_per_sample": None}, "the work of a sample is not known"),
         (
             {"engine": "jax", "devices": {"threads": None}},
             {},
             "engine jax compiles an exact step for every device",
-        ),
-        (
-            {
-                "devices": {
-                    "threads": None,
-                    "strategy": "fsdp",
-                    "use": "cpu:2",
-                    "gather": "round",
-                },
-                "train": {"exact_devices": 16},
-            },
-            {"flops_per_sample": 1e11},
-            "1 of a device's 8 cores would compute: fsdp gathers weights for one microbatch",
-        ),
-        (
-            {"devices": {"threads": None, "memory": "1GiB"}, "train": {"exact_devices": 16}},
-            {"bytes_per_sample": 1 << 25, "flops_per_sample": 1e11},
-            "of a device's 16 cores would compute: memory holds no more",
         ),
         (
             {
@@ -118,24 +102,14 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
             {},
             "devices.gather step: whole weights and gradients",
         ),
-        (
-            {"devices": {"threads": None}},
-            {"packed": ("blocks.0",)},
-            "would copy the frozen weights",
-        ),
-        (
-            {"devices": {"threads": None}},
-            {"whole_batch": True},
-            "one microbatch at a time, on few of its cores: the loss looks at the whole batch",
-        ),
         ({"batch": {"per_device": 8}}, {}, "batch.per_device without batch.samples"),
         ({"batch": {"samples": 64, "accumulate": 2}}, {}, "batch.accumulate follows the devices"),
-        ({"batch": {"samples": 64, "per_device": 1}}, {}, "foreseen to take 1.25 times as long"),
+        ({"batch": {"samples": 64, "per_device": 1}}, {}, "a microbatch of 1 sample is 10GFLOP"),
         ({"train": {"allow_coupled": True}}, {}, "train.allow_coupled"),
         (
             {"train": {"compile": True, "exact_devices": 8}},
             {"flops_per_sample": 4e9},
-            "foreseen to take 1.20 times as long",
+            "a microbatch of 8 samples is 32GFLOP",
         ),
         # one layout only, whatever others choose
         ({"devices": {"compress": "bf16", "strategy": "ddp", "use": "cpu:2"}}, {}, "bf16 rounds"),
@@ -185,58 +159,73 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
 
 
 def test_a_layout_that_is_not_exact_says_what_gives_the_bits_of_the_others() -> None:
-    in_rounds = {"strategy": "fsdp", "use": "cpu:2", "gather": "round"}
     smaller = replace(FACTS, flops_per_sample=3e9)  # four microbatches
     capped = config(
         batch={"samples": 64, "per_device": 32}, devices={"compress": "bf16", "use": "cpu:2"}
     )
     said = plan(capped, CPUS, FACTS).reasons["exact_auto"]
     assert said.endswith("; --exact --set batch.per_device=8 asks for it")
-    made = plan(config(devices={"threads": None, **in_rounds}), CPUS, smaller)
+    made = plan(config(devices={"compress": "bf16", "use": "cpu:2"}), CPUS, smaller)
     assert made.reasons["exact_auto"].endswith("; --exact --set train.exact_devices=4 asks for it")
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads", "lanes"),
-    [(1, 1, 1), (3, 1, 4), (7, 1, 8), (8, 1, 8), (9, 2, 8), (12, 2, 8), (16, 2, 8), (256, 32, 8)],
+    ("cores", "ranks", "devices"),
+    [
+        (1, 1, {}),
+        (3, 3, {}),
+        (8, 8, {}),
+        (256, 8, {}),  # as many as there are microbatches
+        (16, 4, {"threads": 4}),
+        (16, 8, {"strategy": "dp"}),
+        (16, 8, {"strategy": "fsdp"}),
+        (16, 1, {"strategy": "single"}),
+        (16, 1, {"use": "cpu"}),
+        (16, 3, {"use": "cpu:3"}),
+    ],
 )
-def test_microbatches_share_out_the_cores(cores: int, threads: int, lanes: int) -> None:
-    """All of them: where threads don't fit the cores, there are more of them than cores."""
-    made = plan(config(devices={"threads": None}), replace(CPUS, cores=cores), FACTS)
-    assert (made.compute.threads, made.compute.lanes) == (threads, lanes)
-    assert made.compute.threads_at_once >= cores
-    assert ("on these cores a step is foreseen" in made.reasons["exact_auto"]) == (cores == 256)
-
-
-@pytest.mark.parametrize(
-    ("samples", "cores", "lanes"), [(5, 2, 3), (7, 2, 3), (13, 3, 4), (7, 3, 4), (9, 4, 5)]
-)
-def test_odd_numbers_of_microbatches_leave_no_core_idle(
-    samples: int, cores: int, lanes: int
+def test_open_devices_are_a_rank_for_each_core_that_has_a_microbatch(
+    cores: int, ranks: int, devices: dict[str, Any]
 ) -> None:
-    asked = config(
-        train={"exact": True, "exact_devices": samples},
-        batch={"samples": samples},
-        devices={"threads": None},
+    machine = replace(CPUS, cores=cores)
+    made = plan(config(devices={"threads": None, **devices}), machine, FACTS)
+    assert made.compute.exact
+    assert (made.num_devices, made.compute.threads) == (ranks, devices.get("threads", 1))
+    says = {"single": "; --no-exact uses all cores", "auto": "; --devices cpu:8 uses 8 cores"}
+    flag = says[devices.get("strategy", "auto")] if cores == 16 and ranks == 1 else "8 devices"
+    idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if ranks == 3 else ""
+    assert made.reasons["exact_auto"].endswith(flag + idle)
+    resumed = plan(config(devices={"threads": None}), replace(CPUS, cores=2), FACTS, made.fixed)
+    assert (resumed.num_devices, resumed.compute.threads) == (
+        2 // made.compute.threads or 1,
+        made.compute.threads,
     )
-    made = plan(asked, replace(CPUS, cores=cores), FACTS)
-    assert (made.compute.lanes, made.batch.num_microbatches) == (lanes, samples)
-    assert made.reasons["lanes"] == f"on {cores} of its {cores} cores"
 
 
-def test_a_host_has_all_its_cores_and_one_process_calls_for_all_devices() -> None:
-    hosts = replace(CPUS, hosts=2)
-    made = plan(config(devices={"use": "cpu:1", "threads": None}), hosts, FACTS)
-    assert made.reasons["lanes"] == "on 8 of its 16 cores: 4 microbatches in 1 round" + (
-        " (train.exact_devices)"
+def test_memory_holds_fewer_ranks() -> None:
+    wide = replace(FACTS, bytes_per_sample=1 << 28)  # 2 GiB a microbatch
+    made = plan(config(devices={"threads": None}), replace(CPUS, host_bytes=16 * GIB), wide)
+    assert made.compute.exact
+    assert 1 < made.num_devices < 8
+    assert "as many as memory holds" in made.reasons["devices"]
+    assert made.layout.strategy == "ddp"
+    alone = plan(config(devices={"threads": None}), replace(CPUS, host_bytes=4 * GIB), wide)
+    assert alone.num_devices == 1
+    assert alone.reasons["exact_auto"].endswith(
+        "; memory holds one rank; --no-exact uses all cores"
     )
-    assert "to take 2.00 times as long" in made.reasons["exact_auto"]
-    many = replace(CPUS, cores=64)
-    small = replace(FACTS, flops_per_sample=1.5e9, params=10**5, trainable=10**5)
-    for strategy, is_slow in (("ddp", False), ("dp", True)):
-        asked = config(devices={"use": "cpu:2", "strategy": strategy, "threads": None})
-        said = plan(asked, many, small).reasons["exact_auto"]
-        assert ("on these cores" in said) == is_slow
+
+
+def test_other_runs_on_open_devices_have_one_rank_with_all_cores() -> None:
+    open_devices = config(devices={"threads": None})
+    by_flag = config(devices={"threads": None}, train={"exact": False})
+    by_device = config(devices={"threads": None}, batch={"per_device": 8}, train={"exact": True})
+    costly = replace(FACTS, flops_per_sample=1e6)
+    for asked, facts in ((open_devices, costly), (by_flag, FACTS)):
+        made = plan(asked, CPUS, facts)
+        assert (made.num_devices, made.compute.threads) == (1, 16)
+    assert plan(by_device, CPUS, FACTS).num_devices == 1  # its batch follows the devices
+    assert plan(open_devices, replace(CPUS, hosts=2, started=2), FACTS).num_devices == 2
 
 
 def test_ranks_without_a_sample_are_planned() -> None:
@@ -247,41 +236,6 @@ def test_ranks_without_a_sample_are_planned() -> None:
         devices={"use": "cpu:2", "strategy": "ddp", "threads": None},
     )
     assert plan(asked, CPUS, convolutions).compute.exact
-
-
-def test_a_rank_computes_side_by_side_what_its_cores_and_memory_allow() -> None:
-    """In lanes, unless devices.threads gives a rank its cores; a resume is never refused."""
-
-    def lanes(facts: Facts = FACTS, machine: Machine = CPUS, **devices: Any) -> tuple[int, str]:
-        asked = config(train={"exact": True}, devices={"threads": None, **devices})
-        made = plan(asked, machine, facts)
-        assert made.compute.threads == (devices.get("threads") or max(1, machine.cores // 8))
-        return made.compute.lanes, made.reasons.get("lanes", "")
-
-    assert lanes() == (8, "on 16 of its 16 cores")  # two threads in each
-    assert lanes(use="cpu:4") == (2, "on 4 of its 4 cores")
-    assert lanes(machine=replace(CPUS, cores=8, threads=3)) == (4, "on 3 of its 3 cores")
-    assert lanes(use="cpu:3", machine=replace(CPUS, cores=6)) == (3, "on 2 of its 2 cores")
-    assert lanes(threads=1) == lanes(threads=4) == (1, "")
-    few, why = lanes(replace(FACTS, bytes_per_sample=1 << 24), memory="1500MiB")
-    assert 1 < few < 8
-    assert why.endswith("memory holds no more microbatches side by side")
-    for strategy in ("ddp", "dp", "fsdp"):
-        assert lanes(use="cpu:2", strategy=strategy) == (4, "on 8 of its 8 cores")
-    assert lanes(use="cpu:4", strategy="hsdp", shards=2) == (2, "on 4 of its 4 cores")
-    in_rounds = lanes(use="cpu:2", strategy="fsdp", gather="round")
-    assert in_rounds[0] == 1
-    assert in_rounds[1].endswith(
-        "fsdp gathers weights for one microbatch at a time (devices.gather=step: for several)"
-    )
-    eight = replace(CPUS, cores=8)
-    first = plan(config(devices={"threads": None}), eight, FACTS)
-    assert (first.compute.exact, first.compute.lanes) == (True, 8)
-    assert first.compute.threads_at_once == 8
-    assert sum(term.bytes for term in first.memory if term.name == "lanes") > 7 * 8 << 20
-    by_round = {"strategy": "fsdp", "use": "cpu:2", "gather": "round"}
-    moved = config(devices={"threads": None, **by_round})
-    assert plan(moved, eight, FACTS, first.fixed).compute.exact
 
 
 @pytest.mark.parametrize("use", ["0", "0,1"])
@@ -349,29 +303,24 @@ def test_runs_of_earlier_versions_keep_what_they_were() -> None:
         assert plan(config(), CPUS, FACTS, fixed).compute.exact == was_exact
 
 
-def test_what_a_microbatch_pays_beside_its_arrays() -> None:
-    """Operations and convolutions of a loop; and features of a whole batch, computed twice."""
-    plain = foreseen_cost(FACTS, 64, 8)
-    assert plain is not None
-    assert foreseen_cost(replace(FACTS, operations=500), 64, 8) == plain  # five for each array
-    assert foreseen_cost(replace(FACTS, operations=5000), 64, 8) == pytest.approx(
-        7 * (10 * 100 * 5e6 + 200e7) / (64e10 + 10 * 100 * 5e6 + 200e7)
-    )
-    convolutions = foreseen_cost(replace(FACTS, operations=500, convolutions=300), 64, 8)
-    assert convolutions is not None
-    assert convolutions > 7 * 300 * 65e6 / (64e10 + 300 * 65e6 + 1e10)
-    whole = foreseen_cost(replace(FACTS, whole_batch=True), 64, 8)
-    assert whole == pytest.approx(plain + 1 / 3, rel=0.01)
-    assert foreseen_cost(replace(FACTS, whole_batch=True), 64, 64) == 0
+def test_the_least_work_of_a_microbatch() -> None:
+    """Operations and convolutions of a loop count as those of more layers."""
+    plain = least_work(FACTS, compiled=False)
+    assert plain == 100 * 75e6 + 10**7 * 3e3
+    assert least_work(replace(FACTS, operations=500), compiled=False) == plain  # 5 for each array
+    assert least_work(replace(FACTS, operations=5000), compiled=False) == 1000 * 75e6 + 3e10
+    convolutions = replace(FACTS, operations=500, convolutions=300)
+    assert least_work(convolutions, compiled=False) == plain + 300e9
+    assert least_work(FACTS, compiled=True) == 3 * plain
 
 
 def test_smaller_models_are_exact_on_fewer_devices() -> None:
     """The most of 8, 4 and 2 that cost little, unless train.exact_devices says how many."""
     said = {}
-    for flops in (1e10, 3e9, 1e9, 4e8):
+    for flops in (1e10, 3e9, 1.5e9, 4e8):
         made = plan(config(), CPUS, replace(FACTS, flops_per_sample=flops))
         said[flops] = (made.compute.exact, made.batch.num_microbatches)
-    assert said == {1e10: (True, 8), 3e9: (True, 4), 1e9: (True, 2), 4e8: (False, 1)}
+    assert said == {1e10: (True, 8), 3e9: (True, 4), 1.5e9: (True, 2), 4e8: (False, 1)}
     asked = config(train={"exact": True})
     assert plan(asked, CPUS, replace(FACTS, flops_per_sample=4e8)).batch.num_microbatches == 8
 
@@ -389,29 +338,17 @@ def test_devices_that_share_a_step() -> None:
     assert small.batch.micro_batch_size == 8  # batch.per_device is the most that a device takes
 
 
-def test_its_cost_is_foreseen_as_it_was_measured() -> None:
-    """Where the rule takes a model, the measured pair cost little; larger batches cost less."""
+def test_what_the_rule_takes_cost_little_where_it_was_measured() -> None:
+    """Pairs of steps, exact and at once, on a CPU's core (benchmarks/exact_cost.py)."""
     root = Path(__file__).parents[2] / "benchmarks" / "results"
-    pairs = [
-        (pair, path.name.startswith("compiled"))
-        for path in root.glob("*cost-of-exact-*.json")
-        for of in [json.loads(path.read_text())]
-        for pair in of["models"].values()
-        if pair["foreseen"] is not None  # on a GPU
-    ]
-    for pair, compiled in pairs:
-        arrays = {name: tuple(shape) for name, shape in pair["arrays"].items()}
-        counts = {key: pair[key] for key in ("trainable", "flops_per_sample")}
-        counts["params"] = pair.get("params", pair["trainable"])
-        facts = replace(FACTS, arrays=arrays, **counts)
-        samples, micro = pair["samples"], pair["microbatch"]
-        foreseen = foreseen_cost(facts, samples, micro, compiled=compiled)
-        assert foreseen is not None
-        assert foreseen == pytest.approx(pair["foreseen"])
-        assert foreseen > MOST_COST or pair["ratio"] < 1 + MOST_COST
-        larger = foreseen_cost(facts, 2 * samples, 2 * micro, compiled=compiled)
-        assert larger is not None
-        assert larger < foreseen
-    for is_compiled in (False, True):
-        costs = [pair["foreseen"] for pair, compiled in pairs if compiled == is_compiled]
-        assert min(costs) < MOST_COST < max(costs)
+    for name in ("cost-of-exact", "compiled-cost-of-exact"):
+        taken = set()
+        for path in root.glob(f"{name}-amd-epyc.json"):
+            for pair in json.loads(path.read_text())["models"].values():
+                arrays = {name: tuple(shape) for name, shape in pair["arrays"].items()}
+                facts = replace(FACTS, arrays=arrays, trainable=pair["trainable"])
+                least = least_work(facts, compiled=name.startswith("compiled"))
+                is_taken = pair["flops_per_sample"] * pair["microbatch"] >= least
+                assert not is_taken or pair["ratio"] < 1.05
+                taken.add(is_taken)
+        assert taken == {False, True}

@@ -10,12 +10,13 @@ import pytest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.frozen_blocks import host_blocks, offloaded_blocks
 from samecurve.core.planning.hardware import on_file
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.planner import check_before_facts, plan
+from samecurve.core.planning.planner import plan
 from samecurve.diagnose.memory import explain_out_of_memory
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner

@@ -10,10 +10,11 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
+from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.planner import check_before_facts, plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
 from samecurve.tasks import Tasks
@@ -342,7 +343,7 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
     assert {
         (found.batch.micro_batch_size, found.compute.threads, found.compute.exact)
         for found in made.values()
-    } == {(8, 4, True)}  # 32 cores for 8 microbatches
+    } == {(8, 1, True)}
     again = plan(
         config(
             batch={"samples": 64, "per_device": 4},
@@ -357,8 +358,8 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
         again.batch.micro_batch_size,
         again.compute.threads,
         again.batch.accumulation_steps,
-    ) == (8, 4, 4)
-    assert any("threads a rank" in warning for warning in again.warnings)
+    ) == (8, 1, 4)
+    assert any("began with 1 thread a rank" in warning for warning in again.warnings)
     moved = plan(config(train={"exact": True}, devices={"use": "0"}), GPUS, FACTS, made[3].fixed)
     assert any(
         "its bits are those of torch on NVIDIA H100" in warning for warning in moved.warnings

@@ -17,7 +17,7 @@ from samecurve.experiments.profile.profile import plan_profile, run_profile
 from samecurve.experiments.profile.profile_text import as_json, as_text
 from samecurve.jax_engine.profiler import exclusive_times
 from samecurve.run.describe import describe
-from samecurve.torch_engine.profiling.timeline import Lane, seconds_by_part
+from samecurve.torch_engine.profiling.timeline import DeviceSpans, seconds_by_part
 from samecurve.worker.jobs.profile_job import watch_rank
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
@@ -134,12 +134,12 @@ def test_a_rank_that_ends_is_told_with_its_last_words(profiled: Run, tmp_path: P
 
 def test_what_is_inside_is_counted_once() -> None:
     ticks = iter(range(100))
-    lane = Lane(lambda: float(next(ticks)))
-    outer = lane.enter("backward")  # 0
-    lane.leave(lane.enter("sync"))  # 1 to 2
-    lane.enter("sync")  # 3, to the end of backward
-    lane.leave(outer)  # 4
-    assert seconds_by_part(lane.spans) == {"backward": 2.0, "sync": 2.0}
+    spans = DeviceSpans(lambda: float(next(ticks)))
+    outer = spans.enter("backward")  # 0
+    spans.leave(spans.enter("sync"))  # 1 to 2
+    spans.enter("sync")  # 3, to the end of backward
+    spans.leave(outer)  # 4
+    assert seconds_by_part(spans.spans) == {"backward": 2.0, "sync": 2.0}
     assert exclusive_times(
         [(0, 10, "while"), (1, 4, "dot"), (4, 9, "call"), (5, 6, "dot"), (10, 12, "copy")]
     ) == [("while", 2), ("dot", 3), ("call", 4), ("dot", 1), ("copy", 2)]

@@ -17,7 +17,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.errors import RunError, UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import make_home, remove_cut_off
-from samecurve.run.prepare import prepare
+from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.tasks import entry_of
@@ -55,7 +55,9 @@ def facts(corpus: Path, cache: Path) -> Facts:
 
 def begin(home: Path, settings: Mapping[str, Any], facts: Facts) -> PreparedRun:
     loaded = LoadedConfig(config_of(settings), "tiny", {})
-    prepared = prepare(loaded, Options(save_dir=home), facts, machine=MACHINE)
+    options = Options(save_dir=home)
+    request = StartRequest(loaded=loaded, options=options, facts=facts, machine=MACHINE)
+    prepared = prepare(request)
     prepared.lock.release()
     return prepared
 

@@ -22,7 +22,7 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.memory import memory_options, packed_bytes, replicated_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
-from samecurve.run.prepare import prepare
+from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import Tasks, entry_of, open_task
 from samecurve.tasks.huggingface.adapter import add_adapter, linear_layers
@@ -270,7 +270,9 @@ def resumed(home: Path, values: dict[str, Any], kept: Quantize) -> str:
     loaded = LoadedConfig(config_of(values), "tiny", {})
     kept_config = config_of({**values, "model": {**values["model"], "quantize": kept}})
     facts = entry_of(kept_config.task).facts(kept_config, os.environ["SAMECURVE_CACHE"])
-    prepared = prepare(loaded, Options(save_dir=home), facts, machine=MACHINE)
+    options = Options(save_dir=home)
+    request = StartRequest(loaded=loaded, options=options, facts=facts, machine=MACHINE)
+    prepared = prepare(request)
     prepared.lock.release()
     quantize: str = prepared.run.read_config(Tasks()).model.model_dump()["quantize"]
     return quantize

@@ -125,7 +125,7 @@ IN_SHORT = {"ddp", "fsdp", "exact", "workers"}
 
 
 @pytest.mark.parametrize(
-    "layout",  # in make test: one of processes, one of shards, one in lanes, one of another feed
+    "layout",  # in make test: one of processes, one of shards, one exact, one of another feed
     [
         pytest.param(layout, marks=[pytest.mark.long] * (layout not in IN_SHORT))
         for layout in LAYOUTS

@@ -87,7 +87,6 @@ def _apply_settings(document: "Document", flags: Flags) -> None:
 
 def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
     """The file's document in our words, and its conversion if it is another tool's config."""
-    from samecurve.convert import convert
     from samecurve.core.config.document import Document, read_file
     from samecurve.tasks.user_class.class_place import find_pickled_class
 
@@ -95,6 +94,10 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig 
         return Document(), None
     document = read_file(file)
     find_pickled_class(document, file.parent)
+    if "task" in document.value:  # no other tool's config has one
+        return document, None
+    from samecurve.convert import convert
+
     converted = convert(document, file.parent)
     if converted is None:
         return document, None

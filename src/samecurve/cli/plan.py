@@ -17,6 +17,7 @@ from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from samecurve.core.config.loading import LoadedConfig
+    from samecurve.core.planning.facts import Facts
     from samecurve.experiments.machine import PredictionRequest
     from samecurve.storage.url import ObjectUrl
 
@@ -78,9 +79,6 @@ def plan(
     from samecurve.observe.plan_table import table
     from samecurve.probe import network_note
     from samecurve.run.prepare import make_plan
-    from samecurve.run.weights.first_adapter import read_first_adapter
-    from samecurve.run.weights.initial_weights import placed, read_initial_weights
-    from samecurve.tasks import entry_of
 
     if init_from is not None and not isinstance(init_from, Path):
         from samecurve.run.remote.local_copy import local_weights
@@ -88,15 +86,7 @@ def plan(
         init_from = local_weights(init_from, "--init-from")
     facts = probe_facts(loaded) if probe_batch else None
     plan, facts = make_plan(loaded, facts, measure_before())
-    weights: tuple[str, ...] = ()
-    adapter = read_first_adapter(init_from, loaded.config, facts) if init_from else None
-    if adapter is not None:
-        weights, init_from = adapter.notes, None
-    init_from = init_from or entry_of(loaded.config.task).first_weights(loaded.config)
-    if init_from is not None:
-        with placed(loaded.config, init_from):
-            source = read_initial_weights(init_from, loaded.config, facts)
-        weights = (*source.notes, *weights)
+    weights = _notes_of_weights(loaded, facts, init_from)
     if as_json:
         values: dict[str, Any] = {
             "plan": plan.to_json(),
@@ -112,6 +102,26 @@ def plan(
         notes += [f"warn   {network[0]}. Remedy: {network[1]}"] if network else []
         shown = table(plan, loaded.origins, flatten(loaded.config), facts.formulas)
         echo("\n".join([*notes, shown]))
+
+
+def _notes_of_weights(
+    loaded: "LoadedConfig", facts: "Facts", init_from: Path | None
+) -> tuple[str, ...]:
+    """What is to be said of the first weights and of an adapter. UserError: they don't fit."""
+    from samecurve.run.weights.first_adapter import read_first_adapter
+    from samecurve.run.weights.initial_weights import placed, read_initial_weights
+    from samecurve.tasks import entry_of
+
+    notes: tuple[str, ...] = ()
+    adapter = read_first_adapter(init_from, loaded.config, facts) if init_from else None
+    if adapter is not None:
+        notes, init_from = adapter.notes, None
+    init_from = init_from or entry_of(loaded.config.task).first_weights(loaded.config)
+    if init_from is None:
+        return notes
+    with placed(loaded.config, init_from):
+        source = read_initial_weights(init_from, loaded.config, facts)
+    return (*source.notes, *notes)
 
 
 def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_json: bool) -> None:

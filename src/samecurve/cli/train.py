@@ -98,15 +98,17 @@ def train(
             warm_start.stop()
         from samecurve.launch.local import launch
         from samecurve.launch.monitors import done_line
-        from samecurve.run.prepare import prepare
+        from samecurve.run.prepare import StartRequest, prepare
 
         facts = probe_facts(loaded) if probe_batch else None
         prepared = prepare(
-            loaded,
-            _run_options(flags),
-            facts,
-            measure=measure_before(warm_start.wait_for_imports),
-            warm_start=warm_start,
+            StartRequest(
+                loaded=loaded,
+                options=_run_options(flags),
+                facts=facts,
+                measure=measure_before(warm_start.wait_for_imports),
+                warm_start=warm_start,
+            )
         )
         if prepared.done:
             prepared.lock.release()

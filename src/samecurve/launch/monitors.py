@@ -87,7 +87,7 @@ def watched(run: Run, plan: Plan, every: float, patience: float = IDLE_SECONDS) 
         for process in range(plan.layout.world_size)
         for _ in plan.layout.devices_of(process)
     ]
-    sensors = Sensors(plan.layout.devices, owners, plan.compute.threads_at_once)
+    sensors = Sensors(plan.layout.devices, owners, plan.compute.threads)
     health = sensors.gpu_health()
     with ExitStack() as stack:
         stack.callback(sensors.close)

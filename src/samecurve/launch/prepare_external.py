@@ -11,7 +11,7 @@ from samecurve.core.protocols import Rank
 from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.run.preconditions import check_port, remove_refused
-from samecurve.run.prepare import prepare
+from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.worker.cluster_env import FACTS, GROUP, LEAVES
@@ -32,7 +32,11 @@ def prepare_external(
     options = replace(options, group=os.environ.get(GROUP, ""))
     loaded = _on_ranks(loaded, rank.world_size // rank.hosts, may_differ=is_jax)
     facts = Path(os.environ[FACTS]) if FACTS in os.environ else None
-    prepared = prepare(loaded, options, machine=machine, measure=measure, kept_facts=facts)
+    prepared = prepare(
+        StartRequest(
+            loaded=loaded, options=options, machine=machine, measure=measure, kept_facts=facts
+        )
+    )
     if prepared.plan.layout.world_size != rank.world_size:
         take_back(prepared)
         raise UserError(

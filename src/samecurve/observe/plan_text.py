@@ -139,8 +139,6 @@ def decisions(plan: Plan) -> dict[str, str]:
         "lr": f"{plan.schedule.peak:.6g}",
         "threads": f"{plan.compute.threads} a rank",
     }
-    if "lanes" in plan.reasons:
-        values["lanes"] = f"{plan.compute.lanes} a rank"
     if "gather" in plan.reasons:
         values["gather"] = "once a step" if plan.layout.gathers_once else "in each round"
     if "save" in plan.reasons:

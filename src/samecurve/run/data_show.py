@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.planner import check_before_facts
+from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 from samecurve.probe import probe

@@ -83,12 +83,17 @@ class WarmStart:
             self.server.close()
         self.server = None
 
-    def expect(self, layout: "Layout", libraries: Sequence[str]) -> None:
-        """Import what the layout needs, and `libraries`, modules that the task imports."""
+    def expect(self, layout: "Layout", libraries: Sequence[str], *, may_grow: bool = False) -> None:
+        """Import what the layout needs, and `libraries`, modules that the task imports.
+
+        may_grow: whether the plan may take several ranks where the layout has one
+        """
         if self.server is None:
             return
         described = (*libraries, _DESCRIBES)
         if layout.is_one_process:
+            if may_grow:
+                described = (*described, _ENGINE, "numpy.ma", "torch._dynamo", _TRAINS)
             self.server.preload(described)
             # without the libraries: transformers can't be imported by two threads at once
             self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")

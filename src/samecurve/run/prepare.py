@@ -5,17 +5,18 @@ Nothing is written until all of it is accepted.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
+from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.machine import Machine, has_open_ranks
 from samecurve.core.planning.plan import Plan
-from samecurve.core.planning.planner import check_before_facts, plan
+from samecurve.core.planning.planner import plan
 from samecurve.errors import Refusals, UserError
 from samecurve.probe import network_note, probe
 from samecurve.run.describe import describe
@@ -50,7 +51,7 @@ def make_plan(
     *,
     server: ForkServer | None = None,
 ) -> tuple[Plan, Facts]:
-    """The plan and the facts of a run from its start. facts, measure: as prepare().
+    """The plan and the facts of a run from its start. facts, measure: as StartRequest.
 
     server: forks the process that describes the task; None: it is started
     """
@@ -62,58 +63,47 @@ def make_plan(
     return plan(loaded.config, machine, facts), facts
 
 
-def prepare(
-    loaded: LoadedConfig,
-    options: Options,
-    facts: Facts | None = None,
-    *,
-    machine: Machine | None = None,
-    measure: Measure | None = None,
-    warm_start: WarmStart | None = None,
-    kept_facts: Path | None = None,
-) -> PreparedRun:
-    """Decide everything, then write what the ranks read.
+@dataclass(frozen=True, kw_only=True)
+class StartRequest:
+    """What a command asks of the start of a run.
 
-    facts: of the task; None: they are obtained here
+    facts: of the task; None: they are obtained
     machine: None: this one
     measure: measures what the plan goes by, once all else is accepted
     warm_start: imports the engine meanwhile
     kept_facts: as describe() takes it
+    """
+
+    loaded: LoadedConfig
+    options: Options
+    facts: Facts | None = None
+    machine: Machine | None = None
+    measure: Measure | None = None
+    warm_start: WarmStart | None = None
+    kept_facts: Path | None = None
+
+
+def prepare(request: StartRequest) -> PreparedRun:
+    """Decide everything, then write what the ranks read.
 
     UserError: the start can't be done as asked; the disk is then as it was before.
     """
-    options = _with_places_of(loaded, options)
-    with _places_at_hand(loaded, options) as (options, claim):
-        prepared = _prepare(
-            loaded,
-            options,
-            facts,
-            machine=machine,
-            measure=measure,
-            warm_start=warm_start,
-            kept_facts=kept_facts,
-            claim=claim,
-        )
+    options = _with_places_of(request.loaded, request.options)
+    with _places_at_hand(request.loaded, options) as (options, claim):
+        prepared = _prepare(replace(request, options=options), claim)
     return replace(prepared, claim=claim)
 
 
-def _prepare(
-    loaded: LoadedConfig,
-    options: Options,
-    facts: Facts | None,
-    *,
-    machine: Machine | None,
-    measure: Measure | None,
-    warm_start: WarmStart | None,
-    kept_facts: Path | None,
-    claim: "Claim | None",
-) -> PreparedRun:
+def _prepare(request: StartRequest, claim: "Claim | None") -> PreparedRun:
     """prepare(), with everything that options name on this machine."""
-    machine = machine or probe()
+    loaded, options, measure = request.loaded, request.options, request.measure
+    machine, warm_start = request.machine or probe(), request.warm_start
     config = loaded.config
     layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
-        warm_start.expect(layout, entry_of(config.task).libraries)
+        is_open = has_open_ranks(config.devices, config.engine, machine)
+        may_grow = config.train.exact is not False and is_open and machine.cores > 1
+        warm_start.expect(layout, entry_of(config.task).libraries, may_grow=may_grow)
     origin = find_origin(loaded, options)
     if claim:
         origin.notes[:0] = claim.notes
@@ -124,14 +114,14 @@ def _prepare(
     loaded = _with_kept_defaults(loaded, origin)
     config = loaded.config
     server = warm_start.server if warm_start else None
-    facts = facts or describe(config, server, kept=kept_facts)
-    if warm_start and layout.is_one_process:  # it trains in this process, and wants the cores
-        warm_start.stop()
+    facts = request.facts or describe(config, server, kept=request.kept_facts)
     fixed = fixed_of(origin, options)
     _refuse_changes(origin, config, facts)
     if measure:
         facts = measure(config, machine, facts)
     accepted_plan = plan(config, machine, facts, fixed)
+    if warm_start and accepted_plan.layout.is_one_process:  # this process, which wants the cores
+        warm_start.stop()
     base, weights = _choose_weights(origin, options, config, facts)
     check_port(config.devices.port)
     if machine.started == 1:

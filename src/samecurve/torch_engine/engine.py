@@ -81,17 +81,16 @@ class TorchEngine:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.notes: list[str | Event] = []
         self.device = devices[0]
-        of_lanes = [device for device in devices for _ in range(plan.compute.lanes)]
-        self._strategy = make_strategy(plan, comm, of_lanes)
+        self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()
         self._setup = EngineSetup(
             task=task,
             plan=plan,
             optimizer=optimizer,
             comm=comm,
-            devices=of_lanes,
+            devices=devices,
             strategy=self._strategy,
-            contexts=[MicroBatchContext(device, sites) for device in of_lanes],
+            contexts=[MicroBatchContext(device, sites) for device in devices],
             draw_sites=sites,
             notes=self.notes,
         )

@@ -1,8 +1,7 @@
 """A task's sums over its held-out samples, over all devices."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -46,7 +45,7 @@ def evaluate(
     evaluate_one = partial(
         _evaluate_microbatch, setup, specs=specs, progress=progress, samples=samples
     )
-    for microbatches in _side_by_side(setup, rounds):
+    for microbatches in (one for staged in rounds for one in staged):
         jobs = [partial(evaluate_one, *numbered) for numbered in enumerate(microbatches)]
         sums = setup.strategy.run_jobs(jobs)
         for microbatch, added in zip(microbatches, sums, strict=True):
@@ -62,18 +61,6 @@ def evaluate(
     if len(counts):
         counts = setup.comm.all_reduce(counts)()
     return unpack_sums(specs, floats.cpu().numpy(), counts.cpu().numpy())
-
-
-def _side_by_side(setup: EngineSetup, rounds: Iterable[Sequence[Round]]) -> Iterator[Round]:
-    """The rounds, one after the other; several at once, where a CPU has several lanes."""
-    each = (microbatches for staged in rounds for microbatches in staged)
-    lanes = setup.plan.compute.lanes
-    if lanes == 1 or setup.strategy.gathers_weights:  # which all ranks do together, in each round
-        return each
-    from samecurve.torch_engine.step.lanes import side_by_side
-
-    together = iter(lambda: list(islice(each, lanes)), [])
-    return (one for some in together for one in side_by_side(some, setup))
 
 
 def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:

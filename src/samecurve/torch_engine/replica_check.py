@@ -36,7 +36,7 @@ def compare_replicas(
     RunError, on every rank: an array differs.
     """
     if setup.has_several_devices:
-        holders = [dict(_arrays_of(model, left_out)) for model in setup.replicas]
+        holders = [dict(_arrays_of(model, left_out)) for model in setup.strategy.models]
     else:
         entries = named_entries(setup, state, everything=True)
         outside = {f"model/{name}" for name in left_out}
@@ -63,7 +63,7 @@ class CompareBeforeUpdate:
         """RunError: a parameter differs."""
         self._done += 1
         if self._done % self._setup.plan.every.check_replicas == 0:
-            replicas = self._setup.replicas
+            replicas = self._setup.strategy.models
             holders = [dict(_arrays_of(model, buffers=False)) for model in replicas]
             _compare(self._setup, holders, self._done)
 

@@ -39,7 +39,7 @@ class _Check:
     """The check of the step in work.
 
     count: microbatches of the step
-    thread: which of this process's devices, or of its CPU's lanes, has it in the step; None:
+    thread: which of this process's devices has it in the step; None:
         another process has it
     place: which of the thread's microbatches in this step it is
     buffers: of each device's model, as the step began
@@ -157,13 +157,11 @@ class Sentinel:
         """
         if choice.device not in self._own_devices:
             return None, None, 0
-        lanes = self._plan.compute.lanes
-        first = (choice.device - self._own_devices.start) * lanes
-        for thread in range(first, first + lanes):
-            in_turn = [of_round[thread] for of_round in batch.rounds]
-            for place, microbatch in enumerate(filter(None, in_turn)):
-                if microbatch.real and microbatch.number == choice.number:
-                    return microbatch, thread, place
+        thread = choice.device - self._own_devices.start
+        in_turn = [of_round[thread] for of_round in batch.rounds]
+        for place, microbatch in enumerate(filter(None, in_turn)):
+            if microbatch.real and microbatch.number == choice.number:
+                return microbatch, thread, place
         raise AssertionError(f"device {choice.device} has no microbatch {choice.number}")
 
     def _shared(self, own: MicroBatch | None, progress: Progress, choice: Choice) -> MicroBatch:
@@ -200,7 +198,7 @@ class Sentinel:
         """Compute the gradient on all devices of all ranks, and note the hashes."""
         jobs: list[Callable[[], torch.Tensor]] = [
             on_device(partial(self._computed, index, check), self._setup.devices[index])
-            for index in range(0, len(self._setup.devices), self._plan.compute.lanes)
+            for index in range(len(self._setup.devices))
         ]
         rows = self._strategy.run_jobs(jobs)
         comm, device = self._setup.comm, self._setup.device

@@ -143,7 +143,8 @@ class Devices(Section):
     """Where it runs."""
 
     use: Annotated[str, BeforeValidator(_in_lower_case)] = "auto"
-    """auto, all, cpu, cpu:4, or indices: 0,1"""
+    """auto (all GPUs; without any one CPU rank, or of an exact run one for each core that has a
+    microbatch), all, cpu, cpu:4, or indices: 0,1"""
     strategy: StrategyChoice = Field("auto", description=strategy_help())
     shards: PositiveInt | None = None
     """hsdp: devices that share one copy of the model; the largest proper divisor of their number if
@@ -170,7 +171,7 @@ class Devices(Section):
     """bytes of each device to plan with at most (40GiB), where not all of it is this run's"""
     threads: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] | None = None
     """engine torch on CPU ranks: threads of each inside an operation. If not given, the cores are
-    shared out among the ranks; with train.exact among a step's microbatches"""
+    shared out among the ranks; with train.exact it is 1"""
     sync: Literal["auto", "cpu", "gloo", "nccl"] = "auto"
     """cpu (gloo): gradients through host memory; nccl: between GPUs"""
     preflight: Seconds = 60

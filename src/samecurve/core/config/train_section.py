@@ -99,12 +99,12 @@ class Train(Section):
     bits (torchao); changes results"""
     exact: Literal["auto", True, False] = "auto"
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
-    one tree. auto: on CPU ranks, where nothing stands in its way and it is foreseen to cost under
-    5 % of a step; the plan says so, and a run keeps what it began with"""
+    one tree. auto: on CPU ranks, where nothing stands in its way and a microbatch is enough work;
+    the plan says so, and a run keeps what it began with"""
     exact_devices: PositiveInt | None = None
     """exact: how many devices can share a step: it is cut into as many microbatches, where
     batch.per_device does not give their size. If not given: 8; with exact auto the most of 8, 4 and
-    2 that cost under 5 %"""
+    2 whose microbatches are enough work"""
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""

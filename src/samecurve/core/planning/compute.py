@@ -36,12 +36,6 @@ class Compute:
     ema: float = 0.0  # decay of the weights' moving average; 0: there is none
     non_finite: str = "stop"
     fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
-    lanes: int = 1  # microbatches that a CPU rank computes side by side (lanes.py)
-
-    @property
-    def threads_at_once(self) -> int:
-        """Threads with which a CPU rank computes: those of an operation, in each lane."""
-        return self.threads * self.lanes
 
 
 def choose_compute(
@@ -50,7 +44,6 @@ def choose_compute(
     *,
     precision: Precision,
     threads: int,
-    lanes: int,
     fused_attention: bool,
 ) -> Compute:
     """The arithmetic of a step, from what the section `train` asks for and what the model has."""
@@ -68,7 +61,6 @@ def choose_compute(
         ema=train.ema,
         non_finite=train.non_finite,
         fused_attention=fused_attention,
-        lanes=lanes,
     )
 
 

@@ -1,9 +1,9 @@
 """train.exact: auto: whether a run is exact where the config does not say so.
 
-The choice follows from the config and the model alone, and from the kind of device. On CPU ranks a
-rule foresees what exactness costs (exact_foreseen.py); on GPUs the choice is no, since no GPU has
-measured the cost. So a config is decided alike on any number of devices, under any strategy, and on
-any machine. The run's first plan fixes the choice.
+The choice follows from the config and the model alone, and from the kind of device. On CPU ranks
+one rule decides (exact_auto.py); on GPUs the choice is no, since no GPU has measured the cost. So a
+config is decided alike on any number of devices, under any strategy, and on any machine. The run's
+first plan fixes the choice.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.core.planning.exact_foreseen import foreseen_cost
+from samecurve.core.planning.exact_auto import least_work
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
-from samecurve.core.planning.lanes import why_no_lanes
 from samecurve.core.planning.machine import Kind, Machine, choose_devices
-from samecurve.units import counted
-
-MOST_COST = 0.05  # share of a step
+from samecurve.units import counted, show_count
 
 
 def choose_exact(
@@ -35,21 +32,27 @@ def choose_exact(
     devices = choose_devices(config.devices, config.engine, machine).value
     if hindrance := exact_hindrance(config, facts, devices[0].kind):
         return None, hindrance
-    return _choose_by_cost(config, facts)
+    return _choose_by_work(config, facts)
 
 
-def _choose_by_cost(config: Config, facts: Facts) -> tuple[Config | None, str]:
-    costs, samples = [], config.batch.samples or 1
+def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
+    if not facts.flops_per_sample or not facts.arrays:
+        why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
+        return None, f"the work of a sample is not known{why}"
+    least = least_work(facts, compiled=config.train.compile)
+    micro, work = 0, 0.0
     for num_devices in exact_candidates(config):
         micro = _microbatch(config, num_devices)
-        cost = foreseen_cost(facts, samples, micro, compiled=config.train.compile)
-        if cost is None:
-            why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
-            return None, f"the work of a sample is not known{why}"
-        if cost <= MOST_COST:
+        work = facts.flops_per_sample * micro
+        is_cut = micro < (config.batch.samples or 1)
+        if is_cut and facts.whole_batch:
+            return None, "batch_loss() would compute the features of each microbatch twice"
+        if work >= least or not is_cut:
             return exact_on(config, num_devices), ""
-        costs.append(cost)
-    return None, f"foreseen to take {1 + costs[0]:.2f} times as long"
+    return None, (
+        f"a microbatch of {counted(micro, 'sample')} is {show_count(work)}FLOP, and exactness costs"
+        f" little from {show_count(least)}FLOP on"
+    )
 
 
 def flags_for(chosen: Config | None, asked: Config) -> str:
@@ -92,10 +95,10 @@ def _microbatch(config: Config, num_devices: int) -> int:
     return min(share, batch.per_device or share)
 
 
-def exact_words(split: BatchSplit, why: str, slowdown: float) -> str:
+def exact_words(split: BatchSplit, why: str, idle_cores: str) -> str:
     """The words for an exact run that the plan has chosen.
 
-    why: to be said too; '': nothing. slowdown: Lanes.slowdown
+    why: to be said too; '': nothing. idle_cores: what would use them; '': there are none
     """
     count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
     words = f"the same bits on up to {counted(count, 'device')}"
@@ -104,25 +107,18 @@ def exact_words(split: BatchSplit, why: str, slowdown: float) -> str:
     if places > count:
         words += f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"
         words += f" in {counted(split.accumulation_steps, 'round')}"
-    if slowdown > 1 + MOST_COST:
-        words += f"; on these cores a step is foreseen to take {slowdown:.2f} times as long as with"
-        words += " --no-exact"
-    return words
+    return f"{words}; {idle_cores}" if idle_cores else words
 
 
 def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
     """What stands in the way of exact runs of this config on devices of this kind; '': nothing."""
-    batch, devices = config.batch, config.devices
-    alone = ""
-    if kind == "cpu" and not devices.threads:
-        alone = why_no_lanes(facts, devices.offload_frozen)
+    batch = config.batch
     hindrances = {
         "engine jax compiles an exact step for every device anew": config.engine == "jax",
         "batch.per_device without batch.samples follows the devices": batch.samples is None,
         "batch.accumulate follows the devices": batch.accumulate is not None,
         "train.allow_coupled": config.train.allow_coupled,
         "the model mixes the samples of a microbatch": bool(facts.coupled),
-        f"a CPU rank computes one microbatch at a time, on few of its cores: {alone}": bool(alone),
     }
     unmeasured = "unmeasured on GPUs" if kind == "cuda" else ""
     return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact or unmeasured)

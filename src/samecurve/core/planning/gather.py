@@ -102,7 +102,6 @@ def _why_by_round(once: StepMemory, capacity: Capacity) -> str:
         return "were not there when the microbatch was tried"
     spare = _SPARE
     if not once.is_known:
-        # lanes need whole weights: else cores would idle
         if not (once.is_exact and once.layout.devices[0].kind == "cpu"):
             return "may not fit: the activations are not known; devices.gather=step asks for it"
         spare = _SPARE_UNKNOWN

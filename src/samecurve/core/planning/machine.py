@@ -94,6 +94,7 @@ class Machine:
         )
 
 
+ANY_RANKS = {"auto", "dp", "ddp", "fsdp"}  # strategies that take any number of ranks
 DevicesDecision = Decision[tuple[Device, ...]]
 
 
@@ -188,3 +189,12 @@ def peak_flops(devices: tuple[Device, ...], precision: str) -> float | None:
     peaks = [device.peak(precision) for device in devices]
     known = [peak for peak in peaks if peak]
     return sum(known) if len(known) == len(peaks) else None
+
+
+def has_open_ranks(section: "Devices", engine: str, machine: Machine) -> bool:
+    """Whether the number of CPU ranks is the plan's choice: there is no GPU, and neither the config
+    nor a launcher says how many.
+    """
+    alone = machine.hosts == machine.started == 1 and not machine.devices
+    is_open = section.use.strip() == "auto" and section.balance == "even"
+    return alone and is_open and engine == "torch" and section.strategy in ANY_RANKS

@@ -40,7 +40,8 @@ _NAMES = {  # of the fields whose keys are older than their names
     "because": "reasons",
     "slot_times": "microbatch_seconds",
 }
-_OLDER = {"reseeded"}  # of older plans: whether masks followed the device
+# of older plans: whether masks followed the device; microbatches that a rank computed side by side
+_OLDER = {"reseeded", "lanes"}
 # what is done between steps, by the names that Intervals has for it
 _ACTIONS = ("evaluate", "sample", "save", "hash", "check_replicas")
 # parts of a plan that have no key themselves: their fields stand beside those of the plan
@@ -64,18 +65,6 @@ class StepMemory:
     def is_known(self) -> bool:
         """Whether activations are counted."""
         return any(term.name == "activations" for term in self.terms)
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """How many microbatches a CPU rank computes side by side (lanes.py), and the terms of its
-    memory with all of them.
-    """
-
-    count: int
-    terms: tuple[MemoryTerm, ...]
-    # how many times as long a step is foreseen to take as an ordinary one, for what its cores wait
-    slowdown: float = 1
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -4,6 +4,7 @@ A pure function; every worker obeys its result, and nothing after it changes a n
 """
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
@@ -29,7 +30,6 @@ from samecurve.core.planning.compute import (
     check_float8,
     check_model_computes,
     check_precision,
-    check_threads,
     choose_compute,
     choose_precision,
     choose_threads,
@@ -40,7 +40,6 @@ from samecurve.core.planning.compute import (
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed, check_same_run, make_order
 from samecurve.core.planning.layout import (
-    Fit,
     Layout,
     choose_layout,
     choose_strategy,
@@ -54,68 +53,14 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
-from samecurve.core.planning.plan import Lanes, Plan, StepMemory
+from samecurve.core.planning.plan import Plan, StepMemory
 from samecurve.core.planning.schedule import (
-    check_steps,
     choose_early_stop,
     choose_intervals,
-    choose_peak,
     choose_schedule,
     choose_sentinel,
 )
-from samecurve.errors import NotExactError, Refusals
-
-
-def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
-    """Refuse what no model and no data could make right, before either is looked at.
-
-    Returns the layout that the run has if its model fits on one device.
-
-    can_measure: speeds of devices are measured before the run, where the config asks for them
-
-    UserError: what the config asks for cannot be done on this machine; all that is known of it.
-    """
-    if config.train.plan_chooses_exact:  # what would stand in its way is no refusal
-        config = config.with_values(train={"exact": False})
-    train, refusals = config.train, Refusals()
-    with refusals.collected():
-        layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
-    refusals.collect(check_steps, train.steps)
-    refusals.collect(choose_early_stop, train, eval_samples=None)
-    refusals.collect(check_engine_has, config.optimizer, config.engine)
-    refusals.collect(check_compile, train, config.engine)
-    if config.devices.offload_frozen:
-        from samecurve.core.planning.frozen_offload import check_frozen_offload
-
-        refusals.collect(check_frozen_offload, train)
-    refusals.raise_any()
-    return layout
-
-
-def _layout_before_facts(
-    config: Config, machine: Machine, refusals: Refusals, *, can_measure: bool
-) -> Layout:
-    """The layout, with what follows from it. refusals: takes those that don't hinder each other."""
-    engine, train = config.engine, config.train
-    devices = choose_devices(config.devices, engine, machine).value
-    precision = choose_precision(train, engine, devices).value
-    strategy = choose_strategy(
-        config.devices, engine, devices, fits=lambda _spec, _shards: Fit(True)
-    )
-    layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
-    refusals.collect(check_uneven, config.devices, config.batch, layout, can_measure=can_measure)
-    if train.is_exact:
-        from samecurve.core.planning.exact import check_exact_layout
-
-        is_auto = config.devices.strategy == "auto"
-        refusals.collect(check_exact_layout, layout, is_auto=is_auto)
-    with refusals.collected():
-        size = _even_split(config, layout, Capacity(), fixed=None).value.global_batch_size
-        choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
-    refusals.collect(check_threads, config.devices, layout)
-    refusals.collect(check_float8, train, precision, layout, blocks=None)
-    refusals.collect(check_precision, precision, layout)
-    return layout
+from samecurve.errors import NotExactError, UserError
 
 
 def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = None) -> Plan:
@@ -160,20 +105,10 @@ class _Planning:
     def plan(self) -> Plan:
         """Decide, in the order in which decisions follow from each other."""
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
-        devices = log.take(choose_devices(config.devices, config.engine, self.machine))
-        precision = choose_precision(train, config.engine, devices)
-        options = memory_options(config, precision.value, devices[0].kind)
-        layout = log.take(self._layout(options, devices))
-        check_same_run(self.fixed, facts.samples, facts.fingerprint, train.seed)
-        if options.offload_frozen:
-            from samecurve.core.planning.frozen_offload import check_frozen_offload
-
-            check_frozen_offload(train, facts)
-        capacity = log.take(choose_capacity(options, facts, layout))
-        split = self._split(layout, capacity)
-        step = self._memory(options, layout, split, capacity)
+        precision, options = self._numbers()
+        step = self._step(options)
         layout, split = step.layout, step.split
-        threads, lanes = self._cores(options, step, capacity.usable)
+        threads = self._threads(layout)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
@@ -183,30 +118,19 @@ class _Planning:
                 config.schedule, train.steps, config.batch, order, lr=lr, by_task=by_task
             )
         )
-        check_coupled(log, train, facts.coupled, split)
-        early_stop = log.take(choose_early_stop(train, facts.eval_samples))
         self._explain_training(layout, split, precision)
+        early_stop = log.take(choose_early_stop(train, facts.eval_samples))
         sentinel = log.take(choose_sentinel(train, facts, layout))
-        if options.offload_frozen:
-            from samecurve.core.planning.frozen_offload import choose_frozen_offload
-
-            log.take(choose_frozen_offload(options, facts, layout, split, self.machine))
-        if self.chooses_exact:
-            self._say_choice(split, lanes)
-        self._warn(layout, split, lanes.terms, fixed)
+        self._explain_choices(step, options, threads)
+        self._warn(layout, split, step.terms, fixed)
         flops = facts.flops_per_sample
         return Plan(
             layout=layout,
             batch=split,
             schedule=schedule,
-            memory=lanes.terms,
+            memory=step.terms,
             compute=choose_compute(
-                train,
-                facts,
-                precision=precision.value,
-                threads=threads,
-                lanes=lanes.count,
-                fused_attention=fused,
+                train, facts, precision=precision.value, threads=threads, fused_attention=fused
             ),
             reasons=log.reasons,
             warnings=tuple(log.warnings),
@@ -227,6 +151,53 @@ class _Planning:
             peak_flops=peak_flops(layout.devices, precision.value),
             reference=facts.reference,
         )
+
+    def _numbers(self) -> tuple[Decision[Precision], MemoryOptions]:
+        """The precision, and what of the config the memory follows from."""
+        config = self.config
+        devices = choose_devices(config.devices, config.engine, self.machine).value
+        precision = choose_precision(config.train, config.engine, devices)
+        return precision, memory_options(config, precision.value, devices[0].kind)
+
+    def _step(self, options: MemoryOptions) -> StepMemory:
+        """The layout of a step, its microbatches and its memory."""
+        facts, log, train = self.facts, self.log, self.config.train
+        layout = log.take(self._layout(options, log.take(self._devices(options))))
+        check_same_run(self.fixed, facts.samples, facts.fingerprint, train.seed)
+        if options.offload_frozen:
+            from samecurve.core.planning.frozen_offload import check_frozen_offload
+
+            check_frozen_offload(train, facts)
+        capacity = log.take(choose_capacity(options, facts, layout))
+        return self._memory(options, layout, self._split(layout, capacity), capacity)
+
+    def _devices(self, options: MemoryOptions) -> Decision[tuple[Device, ...]]:
+        """The config's devices; of an exact run that leaves them open, CPU ranks for all cores."""
+        config, machine = self.config, self.machine
+        chosen = choose_devices(config.devices, config.engine, machine)
+        is_open = config.train.is_exact and len(chosen.value) == 1 and not machine.devices
+        if not is_open or (self.fixed is None and not config.batch.samples):
+            return chosen  # without batch.samples the batch follows the devices
+        from samecurve.core.planning.cpu_ranks import ranks_for_cores
+        from samecurve.core.planning.exact import choose_exact_batch
+
+        most, is_auto = config.train.most_exact_devices, self.chooses_exact
+        split = choose_exact_batch(
+            config.batch, self.fixed, 1, most_devices=most, is_auto=is_auto
+        ).value
+        holds = partial(replace(self, log=DecisionLog()).holds, options)  # a trial logs nothing
+        ranks = ranks_for_cores(config, machine, split.num_microbatches, self.fixed, holds)
+        return ranks or chosen
+
+    def holds(self, options: MemoryOptions, devices: tuple[Device, ...]) -> bool:
+        """Whether these devices have room for the run, without shards unless it asks for them."""
+        try:
+            layout = self._layout(options, devices).value
+            capacity = choose_capacity(options, self.facts, layout).value
+            self._memory(options, layout, self._split(layout, capacity), capacity)
+        except UserError:
+            return False
+        return layout.shards == 1 or self.config.devices.strategy != "auto"
 
     def _layout(self, options: MemoryOptions, devices: tuple[Device, ...]) -> Decision[Layout]:
         """The layout of the config's strategy or, with --strategy auto, of one that fits."""
@@ -249,7 +220,7 @@ class _Planning:
             exact.check_exact_model(self.facts)
             exact.check_exact_kernels(self.facts, layout)
         split = self.log.take(
-            _even_split(self.config, layout, capacity, fixed=self.fixed, is_auto=self.chooses_exact)
+            even_split(self.config, layout, capacity, fixed=self.fixed, is_auto=self.chooses_exact)
         )
         if speeds is None:
             return split
@@ -286,25 +257,15 @@ class _Planning:
         section = self.config.devices
         return self.log.take(choose_gather(section, options, facts, capacity, by_round))
 
-    def _cores(self, options: MemoryOptions, step: StepMemory, usable: float) -> tuple[int, Lanes]:
-        """Threads inside an operation, and the microbatches that a CPU rank computes side by side,
-        with the memory of a step then.
+    def _threads(self, layout: Layout) -> int:
+        """Threads inside one device's operations."""
+        section, machine = self.config.devices, self.machine
+        on_cpu = layout.engine == "torch" and layout.devices[0].kind == "cpu"
+        if not (self.config.train.is_exact and on_cpu):
+            return self.log.take(choose_threads(section, layout, machine))
+        from samecurve.core.planning.cpu_ranks import choose_exact_threads
 
-        step: with one at a time; usable: bytes
-        """
-        layout, section, machine, fixed = step.layout, self.config.devices, self.machine, self.fixed
-        if not (step.is_exact and layout.engine == "torch" and layout.devices[0].kind == "cpu"):
-            threads = self.log.take(choose_threads(section, layout, machine))
-            return threads, Lanes(1, step.terms)
-        from samecurve.core.planning.lanes import RankShare, choose_exact_threads, choose_lanes
-
-        threads = self.log.take(choose_exact_threads(section.threads, machine, step.split, fixed))
-        of_host = layout.num_devices // machine.hosts
-        cores = section.threads or machine.threads or max(1, machine.cores // of_host)
-        share = RankShare(cores, threads, usable)
-        must_fill = self.chooses_exact and fixed is None
-        lanes = self.log.take(choose_lanes(step, options, self.facts, share, must_fill=must_fill))
-        return threads, lanes
+        return self.log.take(choose_exact_threads(section.threads, machine, self.fixed))
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""
@@ -332,6 +293,7 @@ class _Planning:
         UserError: the engine, the devices or the model can't serve them.
         """
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
+        check_coupled(log, train, facts.coupled, split)
         say_task(log, train, facts)
         check_engine_has(config.optimizer, config.engine)
         say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.is_exact)
@@ -346,13 +308,24 @@ class _Planning:
         check_precision(log.take(precision), layout)
         check_model_computes(train, precision.value, facts)
 
-    def _say_choice(self, split: BatchSplit, lanes: Lanes) -> None:
-        """Log what the plan chose where train.exact leaves it open."""
+    def _explain_choices(self, step: StepMemory, options: MemoryOptions, threads: int) -> None:
+        """Log how frozen weights are copied, and what the plan chose where train.exact is open."""
+        layout, split = step.layout, step.split
+        if options.offload_frozen:
+            from samecurve.core.planning.frozen_offload import choose_frozen_offload
+
+            decided = choose_frozen_offload(options, self.facts, layout, split, self.machine)
+            self.log.take(decided)
+        if not self.chooses_exact:
+            return
+        from samecurve.core.planning.cpu_ranks import say_idle_cores
         from samecurve.core.planning.exact_choice import exact_words
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            why = exact_words(split, why, lanes.slowdown)
+            section = self.config.devices
+            idle = say_idle_cores(section, layout, split, self.machine, threads)
+            why = exact_words(split, why, idle)
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"
             self.log.warnings.append(warning)
@@ -380,7 +353,7 @@ class _Planning:
             )
 
 
-def _even_split(
+def even_split(
     config: Config,
     layout: Layout,
     capacity: Capacity,

@@ -87,7 +87,7 @@ def row_of(result: LayoutResult, base: Profile | None) -> dict[str, Any]:
             "engine": plan.layout.engine,
             "processes": plan.layout.world_size,
             "backend": plan.layout.backend,
-            "threads": plan.compute.threads_at_once,
+            "threads": plan.compute.threads,
             "batch": plan.batch.global_batch_size,
             "micro": plan.batch.micro_batch_size,
             "rounds": plan.batch.accumulation_steps,

@@ -51,10 +51,8 @@ def verify(
     config, machine = loaded.config, probe()
     tolerance = _tolerance(config)
     facts = describe(config)
-    # GPUs, if several may be used
-    kind = (
-        "cuda" if len(machine.devices) > 1 and not config.devices.use.startswith("cpu") else "cpu"
-    )
+    has_gpus = len(machine.devices) > 1 and not config.devices.use.startswith("cpu")
+    kind = "cuda" if has_gpus else "cpu"
     parts = [] if layout_list is None else layout_list.split(",")
     named = [parse_layout(part) for part in parts]
     config = _with_exact_settled(config, machine, facts, kind, named)
@@ -66,7 +64,6 @@ def verify(
         describe(config.with_values(engine=engine))
     left_out = [] if layout_list is not None else _left_out_layouts(config, facts, kind, machine)
     left_out += _left_out_settings(config.devices)
-    columns_of_table = columns(layouts, exact=exact)
     ranks_needed = max(layout.max_processes for layout in layouts)
     libraries = entry_of(config.task).libraries
     with (
@@ -74,12 +71,7 @@ def verify(
         pool(ranks_needed, home / "ranks.log", _PATIENCE, libraries=libraries) as ranks,
     ):
         runner = LayoutRunner(config, machine, facts, steps=steps, kind=kind, pool=ranks, home=home)
-        verdicts: list[Verdict] = []
-        for verdict in compare_layouts(runner, layouts, tolerance):
-            if not verdicts:
-                show(head(runner, layouts, tolerance))
-            show(row(verdict, columns_of_table, exact=exact))
-            verdicts.append(verdict)
+        verdicts = _shown(runner, layouts, tolerance, show)
         carried = None
         if rounding:
             own, most = rounding
@@ -93,6 +85,20 @@ def verify(
     lines = [f"left out: {line}" for line in left_out]
     show("\n".join([*lines, conclusion(verdicts, exact=exact)]))
     return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1
+
+
+def _shown(
+    runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float, show: Callable[[str], None]
+) -> list[Verdict]:
+    """Train the layouts, and show each verdict as soon as it is there."""
+    verdicts: list[Verdict] = []
+    columns_of_table = columns(layouts, exact=runner.exact)
+    for verdict in compare_layouts(runner, layouts, tolerance):
+        if not verdicts:
+            show(head(runner, layouts, tolerance))
+        show(row(verdict, columns_of_table, exact=runner.exact))
+        verdicts.append(verdict)
+    return verdicts
 
 
 def _with_exact_settled(

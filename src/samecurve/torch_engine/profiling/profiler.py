@@ -69,13 +69,11 @@ class TorchWatch:
 
     def __init__(self, engine: TorchEngine, course: ProfileSchedule, trace: Path | None) -> None:
         self._engine, self._schedule, self._trace_path = engine, course, trace
-        self._lanes = engine.plan.compute.lanes
-        threads = [device for device in engine.devices for _ in range(self._lanes)]
-        self._timeline = Timeline(threads)
+        self._timeline = Timeline(engine.devices)
         engine.comm.timeline = self._timeline
         self._timed_steps: list[_TimedStep] = []
         self._profiler: profile | None = None
-        self._activations = _ActivationMemory(len(threads))
+        self._activations = _ActivationMemory(len(engine.devices))
         self._first_seconds = self._traced_seconds = 0.0
         self._operations: tuple[Operation, ...] = ()
         self._memory: dict[str, int] = {}
@@ -96,8 +94,7 @@ class TorchWatch:
             begin = self._timeline.now()
             result = self._engine.step(state, batch, lr, requests)
             end, spans = self._timeline.now(), self._timeline.take_spans()
-        of_devices = spans[:: self._lanes]  # a device is shown by its first lane
-        timed = _TimedStep(batch.wait_seconds, batch.samples, begin, end, of_devices)
+        timed = _TimedStep(batch.wait_seconds, batch.samples, begin, end, spans)
         self._timed_steps.append(timed)
         if number == 0:
             self._drain()
@@ -145,7 +142,7 @@ class TorchWatch:
     def _begin_trace(self) -> None:
         self._drain()
         gpu = [ProfilerActivity.CUDA] if self._engine.device.type == "cuda" else []
-        self._timeline.around = lambda name, _lane: record_function(f"samecurve/{name}")
+        self._timeline.around = lambda name, _device: record_function(f"samecurve/{name}")
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *gpu],
             schedule=schedule(wait=0, warmup=1, active=self._schedule.traced, repeat=1),
@@ -277,9 +274,9 @@ class _ActivationMemory:
     without weights, at the moment when they are kept.
     """
 
-    def __init__(self, num_lanes: int) -> None:
-        self._storages: list[dict[int, int]] = [{} for _ in range(num_lanes)]
-        self._most = [0] * num_lanes
+    def __init__(self, num_devices: int) -> None:
+        self._storages: list[dict[int, int]] = [{} for _ in range(num_devices)]
+        self._most = [0] * num_devices
         self._running_modules: list[str] = []
         self.by_module: dict[str, int] = {}
 
@@ -316,14 +313,14 @@ class _ActivationMemory:
     def _leave(self, *_: object) -> None:
         self._running_modules.pop()
 
-    def _around(self, name: str, lane: int) -> AbstractContextManager[object]:
-        return self._counting(lane) if name == "forward" else nullcontext()
+    def _around(self, name: str, device: int) -> AbstractContextManager[object]:
+        return self._counting(device) if name == "forward" else nullcontext()
 
     @contextmanager
-    def _counting(self, lane: int) -> Iterator[None]:
-        storages = self._storages[lane]
+    def _counting(self, device: int) -> Iterator[None]:
+        storages = self._storages[device]
         storages.clear()
-        if lane == 0:
+        if device == 0:
             self.by_module.clear()
 
         def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -331,11 +328,11 @@ class _ActivationMemory:
             address = tensor.untyped_storage().data_ptr()
             if not (owner.is_leaf and owner.requires_grad) and address not in storages:
                 storages[address] = tensor.untyped_storage().nbytes()
-                if lane == 0:
+                if device == 0:
                     name = self._running_modules[-1] if self._running_modules else ""
                     self.by_module[name] = self.by_module.get(name, 0) + storages[address]
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             yield
-        self._most[lane] = max(self._most[lane], sum(storages.values()))
+        self._most[device] = max(self._most[device], sum(storages.values()))

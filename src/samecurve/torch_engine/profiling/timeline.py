@@ -5,7 +5,7 @@ wait; on a CPU the clock.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 Moment = float | torch.cuda.Event  # on a device's own clock
-# (part, lane) -> a context around that part, for a tool that also wants to know of it
+# (part, device) -> a context around that part, for a tool that also wants to know of it
 Around = Callable[[str, int], AbstractContextManager[object]]
 
 _WAIT = "sync"
@@ -50,7 +50,7 @@ class Span:
 
 
 @dataclass
-class Lane:
+class DeviceSpans:
     """The spans of a step on one device, and that device's clock."""
 
     now: Callable[[], Moment]
@@ -76,34 +76,35 @@ class Timeline:
     around: gives one more context around each part; None: there is none.
     """
 
-    def __init__(self, devices: list[torch.device]) -> None:
+    def __init__(self, devices: Sequence[torch.device]) -> None:
         self.around: Around | None = None
         self._devices = devices
-        self._lanes = [Lane(_clock(device)) for device in devices]
+        self._of_device = [DeviceSpans(_clock(device)) for device in devices]
 
     @contextmanager
-    def part(self, name: str, lane: int = 0) -> Iterator[None]:
-        """Take the time of a part of a step. lane: which of this process's devices."""
-        depth = self._lanes[lane].enter(name)
+    def part(self, name: str, device_index: int = 0) -> Iterator[None]:
+        """Take the time of a part of a step. device_index: which of this process's devices."""
+        spans = self._of_device[device_index]
+        depth = spans.enter(name)
         try:
-            with self.around(name, lane) if self.around else nullcontext():
+            with self.around(name, device_index) if self.around else nullcontext():
                 yield
         finally:
-            self._lanes[lane].leave(depth)
+            spans.leave(depth)
 
     def mark_rest(self, name: str) -> None:
         """Count the rest of the first device's open part as this part."""
-        self._lanes[0].enter(name)
+        self._of_device[0].enter(name)
 
     def now(self) -> Moment:
         """The time on the first device's clock."""
-        return self._lanes[0].now()
+        return self._of_device[0].now()
 
     def take_spans(self) -> list[list[Span]]:
         """The spans since the last call, by device."""
-        spans = [lane.spans for lane in self._lanes]
-        for lane in self._lanes:
-            lane.spans = []
+        spans = [one.spans for one in self._of_device]
+        for one in self._of_device:
+            one.spans = []
         return spans
 
     @contextmanager
@@ -134,17 +135,17 @@ class Timeline:
 
 def time_parts(step: object, timeline: Timeline) -> None:
     """Put the clock around the parts of a training step."""
-    for method, (name, has_lane) in _PARTS.items():
+    for method, (name, has_device) in _PARTS.items():
         function = getattr(step, method, None)
         if function:
-            setattr(step, method, _timed(function, timeline, name, has_lane=has_lane))
+            setattr(step, method, _timed(function, timeline, name, has_device=has_device))
 
 
 def _timed(
-    function: Callable[..., T], timeline: Timeline, name: str, *, has_lane: bool
+    function: Callable[..., T], timeline: Timeline, name: str, *, has_device: bool
 ) -> Callable[..., T]:
     def run(*arguments: Any, **options: Any) -> T:
-        with timeline.part(name, arguments[0] if has_lane else 0):
+        with timeline.part(name, arguments[0] if has_device else 0):
             return function(*arguments, **options)
 
     return run

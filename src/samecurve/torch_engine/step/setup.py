@@ -30,7 +30,7 @@ class EngineSetup:
     plan: Plan
     optimizer: Optimizer  # the config's section
     comm: Comm
-    devices: Sequence[torch.device]  # of this process, each as often as it has lanes
+    devices: Sequence[torch.device]  # of this process
     strategy: Strategy
     contexts: Sequence[MicroBatchContext]  # one for each of the devices
     draw_sites: DrawSites  # of all of them
@@ -41,11 +41,6 @@ class EngineSetup:
     def device(self) -> torch.device:
         """The first device, which holds the weights that are trained."""
         return self.devices[0]
-
-    @property
-    def replicas(self) -> Sequence[nn.Module]:
-        """The model of each device of this process: that of the device's first lane."""
-        return self.strategy.models[:: self.plan.compute.lanes]
 
     @property
     def has_several_devices(self) -> bool:

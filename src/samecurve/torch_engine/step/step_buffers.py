@@ -36,10 +36,6 @@ class StepBuffers:
         # by device of this process: values as the step began, and after a forward pass
         self._kept: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
         self._after: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
-        if self._plan.compute.lanes > 1:  # which share the memory of what no forward pass moves
-            for index in range(1, len(setup.strategy.models)):
-                for buffer in self._named(index).values():
-                    buffer.data = buffer.data.clone()
         self._checked: set[int] = set()  # devices whose first backward pass moved no buffer
 
     def begin_microbatch(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
@@ -90,9 +86,9 @@ class StepBuffers:
         at = 0
         if not all(counts):
             source = next(device for device, count in enumerate(counts) if count)
-            at = (source - own.start) * plan.compute.lanes if source in own else 0
+            at = source - own.start if source in own else 0
             comm.broadcast(self._named(at).values(), self._setup.device, root=source // len(own))
-        elif plan.compute.lanes == 1:
+        else:
             return
         moved = self._named(at)
         for index in range(len(self._setup.strategy.models)):

@@ -17,7 +17,6 @@ of the step's lists. step_assembly.py fills the lists.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -60,8 +59,7 @@ class TrainingStep:
         self.strategy, self.devices = setup.strategy, setup.devices
         self.state, self.update = state, update
         self.named_means = NamedMeans()
-        own_devices = setup.devices[:: plan.compute.lanes]
-        self.report = RankReport(plan, setup.comm.rank, own_devices)
+        self.report = RankReport(plan, setup.comm.rank, setup.devices)
         self.before_step: list[Callable[[Batch[list[Round]]], None]] = []
         self.before_forward: list[Callable[[int, bool], None]] = []
         self.after_forward: list[Callable[[int, bool], None]] = []
@@ -71,7 +69,6 @@ class TrainingStep:
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(setup.strategy.train, plan, setup.device)
         self.set_loss_scale(1.0)
-        self._has_lanes = plan.compute.lanes > 1
         self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
@@ -91,10 +88,6 @@ class TrainingStep:
         state: the state that this step was made for; its tensors are changed in place.
         requests: how many new requests this rank has seen, for each kind in events.REQUESTS.
         """
-        if self._has_lanes:
-            from samecurve.torch_engine.step.lanes import side_by_side
-
-            batch = replace(batch, rounds=side_by_side(batch.rounds, self.setup))
         for hook in self.before_step:
             hook(batch)
 

@@ -24,7 +24,6 @@ STRATEGIES: Mapping[str, str] = {
 _EXACT = "exact:Exact"  # where every bit counts: whole models, and sharded ones
 _EXACT_SHARDED = "exact_fsdp:ExactFSDP"
 _EXACT_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # which gather weights once a step
-_EXACT_LANES = "exact_fsdp_lanes:ExactFSDPLanes"  # of which ranks compute several microbatches
 
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
@@ -33,7 +32,7 @@ def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> St
     if plan.compute.exact:
         place = _EXACT_SHARDED if plan.layout.shards > 1 else _EXACT
         if plan.layout.gathers_once:
-            place = _EXACT_LANES if plan.compute.lanes > 1 else _EXACT_ONCE
+            place = _EXACT_ONCE
     module, _, name = place.partition(":")
     kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
     return kind(plan, comm, devices)

@@ -31,8 +31,8 @@ class DP(Strategy):
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
-        others = self._devices[1 : len(models)]  # of lanes, one model may be all there is
-        for index, (model, device) in enumerate(zip(models[1:], others, strict=True), start=1):
+        pairs = zip(models[1:], self._devices[1:], strict=True)
+        for index, (model, device) in enumerate(pairs, start=1):
             Materializer(model, device)(model)
             self.models.append(model.to(device))
             self._sync(index)
@@ -65,19 +65,8 @@ class DP(Strategy):
         replica, first = self.models[index], self.models[0]
         for copy, weight in zip(replica.parameters(), first.parameters(), strict=True):
             copy.copy_(weight)
-        copy_buffers(first, replica)
+        for own, buffer in zip(replica.buffers(), first.buffers(), strict=True):
+            own.copy_(buffer)
 
     def close(self) -> None:
         self._team.close()
-
-
-def copy_buffers(model: nn.Module, replica: nn.Module) -> None:
-    """Give a replica of a model the values of the model's buffers."""
-    for copy, buffer in zip(replica.buffers(), model.buffers(), strict=True):
-        copy.copy_(buffer)
-
-
-def share_buffers(model: nn.Module, replica: nn.Module) -> None:
-    """Let a replica of a model have the memory of the model's buffers."""
-    for copy, buffer in zip(replica.buffers(), model.buffers(), strict=True):
-        copy.data = buffer.data

@@ -8,7 +8,7 @@ by bucket, while the last backward pass still runs (exact_allreduce.py).
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.strategies.base import Materialize
-from samecurve.torch_engine.strategies.dp import DP, copy_buffers, share_buffers
+from samecurve.torch_engine.strategies.dp import DP
 from samecurve.torch_engine.strategies.exact_allreduce import (
     ExactAllReduce,
     Gradients,
@@ -31,7 +31,6 @@ from samecurve.torch_engine.strategies.exact_norm import RowSquares, norm_of_row
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-T = TypeVar("T")
 _BUCKET_BYTES = 8 << 20
 
 
@@ -47,10 +46,7 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
 
 
 class Exact(DP):
-    """The exact form of single, dp and ddp: a bare replica for each device of this process, or for
-    each of its lanes. The replicas of a device's lanes share the memory of their weights and,
-    unless a forward pass moves them (StepBuffers), of their buffers.
-    """
+    """The exact form of single, dp and ddp: a bare replica for each device of this process."""
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         set_deterministic(True)
@@ -67,8 +63,6 @@ class Exact(DP):
 
     def distribute(self, models: list[nn.Module], materialize: Materialize) -> None:
         super().distribute(models, materialize)
-        for index in range(1, len(self.models)):
-            share_buffers(self._replica_of(index), self.models[index])  # a device's own: nothing
         # the trained parameters, by device of this process
         self._parameters = [
             [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -93,30 +87,6 @@ class Exact(DP):
                 hook = partial(self._gradient_ready, fired)
                 register: Any = parameter.register_post_accumulate_grad_hook
                 self._hooks.append(register(hook))
-
-    def _replica_of(self, index: int) -> nn.Module:
-        """The replica of the device that a lane belongs to."""
-        return self.models[index - index % self._plan.compute.lanes]
-
-    @torch.no_grad()
-    def _sync(self, index: int) -> None:
-        """Give a device's replica the values of the first, or a lane the weights of its device."""
-        device, lane = self._replica_of(index), self.models[index]
-        if lane is device:
-            super()._sync(index)
-            return
-        for own, weight in zip(lane.parameters(), device.parameters(), strict=True):
-            own.data = weight.data
-        copy_buffers(device, lane)
-
-    def run_jobs(self, jobs: Sequence[Callable[..., T]], *arguments: object) -> list[T]:
-        """Call a job for each lane of each device; or for each device, in its first lane."""
-        lanes = self._plan.compute.lanes
-        if len(jobs) in {1, len(self._devices)}:
-            return super().run_jobs(jobs, *arguments)
-        rest: list[Callable[..., Any]] = [_idle] * (lanes - 1)
-        of_lanes = [one for job in jobs for one in (job, *rest)]
-        return super().run_jobs(of_lanes, *arguments)[::lanes]
 
     def peers(self) -> Sequence[Peers]:
         return [self._comm] if self._comm.group else super().peers()
@@ -214,24 +184,11 @@ class Exact(DP):
 
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:
         if self._all_reduce:
-            self._join_lanes()
             while self._num_sent < len(self._buckets):
                 self._send()
             self._all_reduce.finish()
         else:
             self._sum_over_devices(parameters)
-
-    def _join_lanes(self) -> None:
-        """Add the sums of this process's lanes to those of the first, which has the first
-        microbatches.
-        """
-        first, *others = self._sums
-        for sums in others:
-            for total, added in zip(first, sums, strict=True):
-                for node, gradients in added.held:
-                    total.give(node, gradients)
-        for parameters in self._parameters[1:]:
-            _clear(parameters)
 
     def _sum_over_devices(self, parameters: Sequence[nn.Parameter]) -> None:
         """Sum over the devices of this process, which is the only one."""
@@ -249,10 +206,6 @@ class Exact(DP):
             torch._foreach_add_(present, 0.0)  # as without_negative_zeros()
         for parameter, gradient in zip(parameters, summed, strict=True):
             parameter.grad = _laid_out(gradient, parameter)
-
-
-def _idle(*_arguments: object) -> None:
-    """The job of a lane without one."""
 
 
 def note_gradient(fired: set[int], parameter: nn.Parameter) -> None:

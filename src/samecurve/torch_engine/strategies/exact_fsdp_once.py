@@ -5,7 +5,7 @@ microbatches and adds its part of the tree by itself, as under ddp (exact_own_su
 last round each rank sends the owners of shards its sums, once, and they add up the rest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.exact_allreduce import Gradients
 from samecurve.torch_engine.strategies.exact_fsdp import ExactFSDP
-from samecurve.torch_engine.strategies.exact_own_sums import GroupShards, Lane, OwnSums
+from samecurve.torch_engine.strategies.exact_own_sums import GroupShards, OwnSums
 from samecurve.torch_engine.strategies.exact_sums import ShardSums
 from samecurve.torch_engine.strategies.group_gradients import trains
 
@@ -32,29 +32,36 @@ class ExactFSDPOnce(ExactFSDP):
         super().__init__(plan, comm, devices)
         self._own: dict[int, OwnSums] = {}  # by the group's id
         self._own_whole = OwnSums(lambda: self._whole, self._packed_whole, self._whole_sums)
+        self._node: Node | None = None  # that the microbatch in work is, or completes
         self._nodes: dict[int, list[list[Node]]] = {}  # by the number of a step's microbatches
 
     def _make_sums(self, groups: Sequence[Any]) -> Sequence[ShardSums]:
         self._by_round = []  # no round sums
         shards = {id(group): GroupShards(group) for group in groups}
         self._own = {key: OwnSums(one.weights, one.packed, one) for key, one in shards.items()}
-        self._lane = Lane([*self._own.values(), self._own_whole], self._fired)
         return list(shards.values())
+
+    def _all_own(self) -> Iterator[OwnSums]:
+        yield from self._own.values()
+        yield self._own_whole
 
     def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
         super().begin_step(parameters, num_microbatches)
-        self._lane.begin_step(num_microbatches)
+        for own in self._all_own():
+            own.begin_step(num_microbatches)
 
     def begin_microbatch(self, index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
         super().begin_microbatch(index, microbatch, is_last=is_last)
         self._order.gradients.begin_round(is_last=is_last, sums=False)
         (number,) = self._numbers
-        self._lane.begin_microbatch(number)
+        for own in self._all_own():
+            self._node = own.begin_microbatch(number)
 
     def _end_round(self) -> None:
         with_gradient = (one for one in self._whole if one.grad is not None)
         self._order.gradients.used |= {self._names[id(parameter)] for parameter in with_gradient}
-        self._lane.end_microbatch()
+        for own in self._all_own():
+            own.end_microbatch(self._node)
 
     @torch.no_grad()
     def reduce(self, parameters: Sequence[nn.Parameter]) -> None:

@@ -63,32 +63,11 @@ class OwnSums:
         weights = self._weights()
         self._tree.give(node, [None if weight is None else weight.grad for weight in weights])
 
-    def of_lane(self, weights: Sequence[nn.Parameter]) -> "OwnSums":
-        """The sums of another lane of this rank, which has these weights."""
-        return OwnSums(lambda: weights, self._packed, self._sums)
-
     def take(self) -> Held:
         """The sums of the tree's nodes that there are, which are kept here no longer."""
         held, self._tree.held = self._tree.held, []
         self._clear()
         return held
-
-    def give(self, held: Held) -> None:
-        """Add the sums of the next lane, which has the microbatches after those of this one."""
-        for node, gradients in held:
-            self._tree.give(node, gradients)
-
-    def names_with_gradient(self, names: Sequence[str]) -> set[str]:
-        """The names of the weights of which some microbatch has given a gradient.
-
-        names: of all weights
-        """
-        held = [gradients for _, gradients in self._tree.held]
-        return {
-            name
-            for number, name in enumerate(names)
-            if any(gradients[number] is not None for gradients in held)
-        }
 
     def _clear(self) -> None:
         for weight in self._weights():
@@ -162,33 +141,3 @@ class GroupShards(ShardSums):
         ]
         shards: torch.Tensor = torch._chunk_cat(whole, 0, num_ranks)  # noqa: SLF001
         return shards
-
-
-class Lane:
-    """The sums of one lane of a rank: of each group, and of the weights that are not sharded.
-
-    fired: ids of the weights that have a gradient of the backward pass in work
-    """
-
-    def __init__(self, sums: Sequence[OwnSums], fired: set[int]) -> None:
-        self.sums, self.fired = sums, fired
-        self._node: Node | None = None  # that the microbatch in work is, or completes
-
-    def begin_step(self, num_microbatches: int) -> None:
-        for own in self.sums:
-            own.begin_step(num_microbatches)
-
-    def begin_microbatch(self, number: int | None) -> None:
-        """Before a microbatch. number: None: it is a dummy, whose gradient is dropped"""
-        self.fired.clear()
-        for own in self.sums:
-            self._node = own.begin_microbatch(number)
-
-    def end_microbatch(self) -> None:
-        for own in self.sums:
-            own.end_microbatch(self._node)
-
-    def take_over(self, next_lane: "Lane") -> None:
-        """Add the sums of the next lane to those of this one."""
-        for own, added in zip(self.sums, next_lane.sums, strict=True):
-            own.give(added.take())
