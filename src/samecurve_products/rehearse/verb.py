@@ -1,6 +1,7 @@
 """`samecurve rehearse`."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,8 @@ from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from samecurve.core.config.sections import Config
+    from samecurve_products.rehearse.emulator import Emulation
+    from samecurve_products.rehearse.rehearsal import Rehearsal
 
 _MOST_GPUS = 16
 _LEAST_MEMORY = 2 << 20  # bytes; torch takes a GPU's memory in pieces of this size
@@ -133,56 +136,54 @@ def rehearse(
     1 if something was found that would fail on GPUs.
     """
     from samecurve.worker.cluster_env import alone
-    from samecurve_products.rehearse.emulator import (
-        Emulation,
-        build_emulator,
-        check_can_emulate,
-        memory_of,
-    )
+    from samecurve_products.rehearse.emulator import Emulation, check_can_emulate
     from samecurve_products.rehearse.rehearsal_text import as_json as rehearsal_json
     from samecurve_products.rehearse.rehearsal_text import as_text
 
-    context = click.get_current_context()
     alone("rehearse")
     check_can_emulate()
     emulation = Emulation(devices=gpus, gpu=gpu, memory=memory)
-    limit = memory or memory_of(gpu)
-
-    def say(line: str) -> None:
-        echo(f"         {line}", err=True)
-
     if command:
-        from samecurve_products.rehearse.script_rehearsal import ScriptRequest, rehearse_script
-
-        _refuse_config_flags(context)
-        build_emulator(say)
-        rehearsal = rehearse_script(
-            ScriptRequest(
-                words=command,
-                emulation=emulation,
-                limit=limit,
-                output=2 if as_json else 1,
-                say=say,
-            )
-        )
+        rehearsal = _rehearse_command(command, emulation, output=2 if as_json else 1)
     else:
-        from samecurve_products.rehearse.config_rehearsal import Request, rehearse_config
-
-        config = _checked_config(flags)
-        build_emulator(say)
-        rehearsal = rehearse_config(
-            Request(
-                words=_words(context, _OPTIONS),
-                words_on_cpu=_words(context, _options_on_cpu()),
-                emulation=emulation,
-                limit=limit,
-                steps=steps,
-                compiles=config.train.compile,
-                say=say,
-            )
-        )
+        rehearsal = _rehearse_config(flags, emulation, steps)
     echo(rehearsal_json(rehearsal) if as_json else as_text(rehearsal))
     sys.exit(1 if rehearsal.fails else 0)
+
+
+def _rehearse_command(words: Sequence[str], emulation: "Emulation", *, output: int) -> "Rehearsal":
+    """output: the file descriptor of what the command prints"""
+    from samecurve_products.rehearse.emulator import build_emulator, memory_of
+    from samecurve_products.rehearse.script_rehearsal import ScriptRequest, rehearse_script
+
+    _refuse_config_flags(click.get_current_context())
+    build_emulator(_say)
+    limit = emulation.memory or memory_of(emulation.gpu)
+    return rehearse_script(
+        ScriptRequest(words=words, emulation=emulation, limit=limit, output=output, say=_say)
+    )
+
+
+def _rehearse_config(flags: dict[str, Any], emulation: "Emulation", steps: int) -> "Rehearsal":
+    from samecurve_products.rehearse.config_rehearsal import Request, rehearse_config
+    from samecurve_products.rehearse.emulator import build_emulator, memory_of
+
+    context, config = click.get_current_context(), _checked_config(flags)
+    build_emulator(_say)
+    request = Request(
+        words=_words(context, _OPTIONS),
+        words_on_cpu=_words(context, _options_on_cpu()),
+        emulation=emulation,
+        limit=emulation.memory or memory_of(emulation.gpu),
+        steps=steps,
+        compiles=config.train.compile,
+        say=_say,
+    )
+    return rehearse_config(request)
+
+
+def _say(line: str) -> None:
+    echo(f"         {line}", err=True)
 
 
 def _options_on_cpu() -> list[ConfigOption]:
