@@ -177,7 +177,8 @@ def test_a_layout_that_is_not_exact_says_what_gives_the_bits_of_the_others() -> 
         (8, 8, {}),
         (256, 8, {}),  # as many as there are microbatches
         (16, 4, {"threads": 4}),
-        (16, 8, {"strategy": "dp"}),
+        (16, 1, {"strategy": "dp"}),
+        (7, 4, {}),  # seven would have two rounds, too
         (16, 8, {"strategy": "fsdp"}),
         (16, 1, {"strategy": "single"}),
         (16, 1, {"use": "cpu"}),
@@ -191,10 +192,14 @@ def test_open_devices_are_a_rank_for_each_core_that_has_a_microbatch(
     made = plan(config(devices={"threads": None, **devices}), machine, FACTS)
     assert made.compute.exact
     assert (made.num_devices, made.compute.threads) == (ranks, devices.get("threads", 1))
-    says = {"single": "; --no-exact uses all cores", "auto": "; --devices cpu:8 uses 8 cores"}
-    flag = says[devices.get("strategy", "auto")] if cores == 16 and ranks == 1 else "8 devices"
-    idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if ranks == 3 else ""
-    assert made.reasons["exact_auto"].endswith(flag + idle)
+    says = "8 devices"
+    if ranks == 3:
+        says += "; 11% of a step the devices idle: 8 microbatches in 3 rounds"
+    if devices.get("use", "auto") != "auto":
+        says += "; --devices cpu:8 uses 8 of 16 cores"
+    elif ranks < cores and "threads" not in devices:
+        says += f"; {ranks} of {cores} cores compute; --no-exact uses all"
+    assert made.reasons["exact_auto"].endswith(says)
     resumed = plan(config(devices={"threads": None}), replace(CPUS, cores=2), FACTS, made.fixed)
     assert (resumed.num_devices, resumed.compute.threads) == (
         2 // made.compute.threads or 1,
@@ -207,13 +212,11 @@ def test_memory_holds_fewer_ranks() -> None:
     made = plan(config(devices={"threads": None}), replace(CPUS, host_bytes=16 * GIB), wide)
     assert made.compute.exact
     assert 1 < made.num_devices < 8
-    assert "as many as memory holds" in made.reasons["devices"]
+    assert "4 CPU ranks, the fewest with 2 rounds a step" in made.reasons["devices"]
     assert made.layout.strategy == "ddp"
     alone = plan(config(devices={"threads": None}), replace(CPUS, host_bytes=4 * GIB), wide)
     assert alone.num_devices == 1
-    assert alone.reasons["exact_auto"].endswith(
-        "; memory holds one rank; --no-exact uses all cores"
-    )
+    assert alone.reasons["exact_auto"].endswith("; 1 of 16 cores compute; --no-exact uses all")
 
 
 def test_other_runs_on_open_devices_have_one_rank_with_all_cores() -> None:
@@ -225,6 +228,13 @@ def test_other_runs_on_open_devices_have_one_rank_with_all_cores() -> None:
         made = plan(asked, CPUS, facts)
         assert (made.num_devices, made.compute.threads) == (1, 16)
     assert plan(by_device, CPUS, FACTS).num_devices == 1  # its batch follows the devices
+    tried = plan(open_devices, CPUS, replace(FACTS, largest_tried=256))  # by one rank
+    assert (tried.num_devices, tried.compute.exact) == (1, True)
+    sharded = config(devices={"threads": None, "strategy": "fsdp"}, optimizer={"name": "adafactor"})
+    whole = plan(sharded, CPUS, FACTS)  # which adds up shard by shard
+    assert (whole.num_devices, whole.compute.exact) == (1, True)
+    by_hand = config(devices={"threads": None, "use": "cpu"}, train={"exact": True})
+    assert "; --devices cpu:8 uses 8 of 16 cores" in plan(by_hand, CPUS, FACTS).reasons["threads"]
     assert plan(open_devices, replace(CPUS, hosts=2, started=2), FACTS).num_devices == 2
 
 

@@ -45,7 +45,7 @@ def evaluate(
     evaluate_one = partial(
         _evaluate_microbatch, setup, specs=specs, progress=progress, samples=samples
     )
-    for microbatches in (one for staged in rounds for one in staged):
+    for microbatches in (each for staged in rounds for each in staged):
         jobs = [partial(evaluate_one, *numbered) for numbered in enumerate(microbatches)]
         sums = setup.strategy.run_jobs(jobs)
         for microbatch, added in zip(microbatches, sums, strict=True):

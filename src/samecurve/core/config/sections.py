@@ -143,8 +143,8 @@ class Devices(Section):
     """Where it runs."""
 
     use: Annotated[str, BeforeValidator(_in_lower_case)] = "auto"
-    """auto (all GPUs; without any one CPU rank, or of an exact run one for each core that has a
-    microbatch), all, cpu, cpu:4, or indices: 0,1"""
+    """auto, all, cpu, cpu:4, or indices: 0,1. auto: all GPUs; without a GPU one CPU rank, or for an
+    exact run with batch.samples one for each core that has a microbatch"""
     strategy: StrategyChoice = Field("auto", description=strategy_help())
     shards: PositiveInt | None = None
     """hsdp: devices that share one copy of the model; the largest proper divisor of their number if

@@ -21,7 +21,8 @@ from samecurve.errors import Refusals
 def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
     """Refuse what no model and no data could make right, before either is looked at.
 
-    Returns the layout that the run has if its model fits on one device.
+    Returns the layout that the run has if its model fits on one device, and an exact run on CPUs
+    takes no more ranks.
 
     can_measure: speeds of devices are measured before the run, where the config asks for them
 

@@ -12,7 +12,7 @@ from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import (
-    ANY_RANKS,
+    MOST_CPU_RANKS,
     Device,
     DevicesDecision,
     Machine,
@@ -61,16 +61,17 @@ def ranks_for_cores(
     num_microbatches: of a step. holds: whether so many ranks have room for the run
     """
     threads = choose_exact_threads(config.devices.threads, machine, fixed).value
-    most = min(machine.cores // threads, num_microbatches)
+    most = min(machine.cores // threads, num_microbatches, MOST_CPU_RANKS)
     if most < 2 or not has_open_ranks(config.devices, config.engine, machine):
         return None
     fitting = (count for count in range(most, 1, -1) if holds(machine.ranks_on_cpu(count)))
     count = next(fitting, 1)
     if count == 1:
         return None
-    why = "one for each core that has a microbatch"
-    if count < most:
-        why = "as many as memory holds"
+    rounds = -(-num_microbatches // count)
+    why = "one for each core that has a microbatch" if count == most else "as many as fit"
+    if (fewest := -(-num_microbatches // rounds)) < count:
+        count, why = fewest, f"the fewest with {counted(rounds, 'round')} a step"
     reason = f"no GPU found; {counted(count, 'CPU rank')}, {why} (--devices cpu: a single one)"
     return Decision(machine.ranks_on_cpu(count), {"devices": reason})
 
@@ -78,16 +79,16 @@ def ranks_for_cores(
 def say_idle_cores(
     section: Devices, layout: Layout, split: BatchSplit, machine: Machine, threads: int
 ) -> str:
-    """The flag with which an exact run on one CPU rank would use more cores; '': it uses all that
-    its microbatches can, or the user counted its ranks.
+    """The flag with which an exact run on CPU ranks would use more cores; '': it uses all, or the
+    user counted the threads.
     """
-    most = min(machine.cores // threads, split.num_microbatches)
-    is_one = layout.num_devices == 1 and layout.devices[0].kind == "cpu"
-    if most < 2 or not is_one or layout.engine != "torch":
+    on_host = layout.num_devices // machine.hosts
+    busy, cores = on_host * threads, machine.cores
+    on_cpu = layout.devices[0].kind == "cpu" and layout.engine == "torch"
+    if not on_cpu or busy >= cores or section.threads:
         return ""
-    if section.strategy not in ANY_RANKS:
-        return "--no-exact uses all cores"
-    if section.use.strip() == "auto":
-        return "memory holds one rank; --no-exact uses all cores"
-    cores = "all cores" if most * threads == machine.cores else counted(most * threads, "core")
-    return f"--devices cpu:{most} uses {cores}"
+    most = min(cores // threads, -(-split.num_microbatches // machine.hosts))
+    if section.use.strip() != "auto" and most > on_host:
+        used = "all cores" if most * threads == cores else f"{most * threads} of {cores} cores"
+        return f"--devices cpu:{most} uses {used}"
+    return f"{busy} of {counted(cores, 'core')} compute; --no-exact uses all"

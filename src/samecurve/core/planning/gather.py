@@ -102,6 +102,7 @@ def _why_by_round(once: StepMemory, capacity: Capacity) -> str:
         return "were not there when the microbatch was tried"
     spare = _SPARE
     if not once.is_known:
+        # an exact step is cut into microbatches in any case: gathering in each costs it most
         if not (once.is_exact and once.layout.devices[0].kind == "cpu"):
             return "may not fit: the activations are not known; devices.gather=step asks for it"
         spare = _SPARE_UNKNOWN

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # `samecurve run` asks what devices there are, and imports no
 Kind = Literal["cpu", "cuda"]
 # NVIDIA's first GPUs with it: CUDA C++ programming guide, "Compute Capabilities"
 _LEAST_CAPABILITY = {"bf16": (8, 0), "float8": (8, 9)}
-_MOST_CPU_RANKS = 256
+MOST_CPU_RANKS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class Machine:
         )
 
 
-ANY_RANKS = {"auto", "dp", "ddp", "fsdp"}  # strategies that take any number of ranks
+GROWING = {"auto", "ddp", "fsdp"}  # strategies that take any number of processes
 DevicesDecision = Decision[tuple[Device, ...]]
 
 
@@ -155,9 +155,9 @@ def _choose_on_this_host(use: str, engine: str, machine: Machine) -> DevicesDeci
 
 def _cpu_ranks(use: str, count: int, machine: Machine, reason: str) -> DevicesDecision:
     """UserError: the number of CPU ranks is out of range."""
-    if not 1 <= count <= _MOST_CPU_RANKS:
+    if not 1 <= count <= MOST_CPU_RANKS:
         raise UserError(
-            f"{use}: {count} CPU ranks", f"between 1 and {_MOST_CPU_RANKS}", "devices.use"
+            f"{use}: {count} CPU ranks", f"between 1 and {MOST_CPU_RANKS}", "devices.use"
         )
     return Decision(machine.ranks_on_cpu(count), {"devices": reason})
 
@@ -197,4 +197,4 @@ def has_open_ranks(section: "Devices", engine: str, machine: Machine) -> bool:
     """
     alone = machine.hosts == machine.started == 1 and not machine.devices
     is_open = section.use.strip() == "auto" and section.balance == "even"
-    return alone and is_open and engine == "torch" and section.strategy in ANY_RANKS
+    return alone and is_open and engine == "torch" and section.strategy in GROWING

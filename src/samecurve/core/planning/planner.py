@@ -45,7 +45,13 @@ from samecurve.core.planning.layout import (
     choose_strategy,
     layout_warnings,
 )
-from samecurve.core.planning.machine import Device, Machine, choose_devices, peak_flops
+from samecurve.core.planning.machine import (
+    Device,
+    Machine,
+    choose_devices,
+    has_open_ranks,
+    peak_flops,
+)
 from samecurve.core.planning.memory import (
     MemoryOptions,
     MemoryTerm,
@@ -106,7 +112,7 @@ class _Planning:
         """Decide, in the order in which decisions follow from each other."""
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
         precision, options = self._numbers()
-        step = self._step(options)
+        step = self._step(options, precision)
         layout, split = step.layout, step.split
         threads = self._threads(layout)
         fused = self._fused_attention(layout, precision.value)
@@ -159,10 +165,10 @@ class _Planning:
         precision = choose_precision(config.train, config.engine, devices)
         return precision, memory_options(config, precision.value, devices[0].kind)
 
-    def _step(self, options: MemoryOptions) -> StepMemory:
+    def _step(self, options: MemoryOptions, precision: Decision[Precision]) -> StepMemory:
         """The layout of a step, its microbatches and its memory."""
         facts, log, train = self.facts, self.log, self.config.train
-        layout = log.take(self._layout(options, log.take(self._devices(options))))
+        layout = log.take(self._layout(options, log.take(self._devices(options, precision))))
         check_same_run(self.fixed, facts.samples, facts.fingerprint, train.seed)
         if options.offload_frozen:
             from samecurve.core.planning.frozen_offload import check_frozen_offload
@@ -171,13 +177,17 @@ class _Planning:
         capacity = log.take(choose_capacity(options, facts, layout))
         return self._memory(options, layout, self._split(layout, capacity), capacity)
 
-    def _devices(self, options: MemoryOptions) -> Decision[tuple[Device, ...]]:
+    def _devices(
+        self, options: MemoryOptions, precision: Decision[Precision]
+    ) -> Decision[tuple[Device, ...]]:
         """The config's devices; of an exact run that leaves them open, CPU ranks for all cores."""
         config, machine = self.config, self.machine
         chosen = choose_devices(config.devices, config.engine, machine)
-        is_open = config.train.is_exact and len(chosen.value) == 1 and not machine.devices
-        if not is_open or (self.fixed is None and not config.batch.samples):
-            return chosen  # without batch.samples the batch follows the devices
+        follows_devices = self.fixed is None and not config.batch.samples  # the batch does
+        was_tried = self.facts.largest_tried is not None  # by one rank
+        is_open = has_open_ranks(config.devices, config.engine, machine)
+        if not (config.train.is_exact and is_open) or follows_devices or was_tried:
+            return chosen
         from samecurve.core.planning.cpu_ranks import ranks_for_cores
         from samecurve.core.planning.exact import choose_exact_batch
 
@@ -185,16 +195,23 @@ class _Planning:
         split = choose_exact_batch(
             config.batch, self.fixed, 1, most_devices=most, is_auto=is_auto
         ).value
-        holds = partial(replace(self, log=DecisionLog()).holds, options)  # a trial logs nothing
+        trial = replace(self, log=DecisionLog())  # what it logs is not kept
+        holds = partial(trial.holds, options, precision)
         ranks = ranks_for_cores(config, machine, split.num_microbatches, self.fixed, holds)
         return ranks or chosen
 
-    def holds(self, options: MemoryOptions, devices: tuple[Device, ...]) -> bool:
-        """Whether these devices have room for the run, without shards unless it asks for them."""
+    def holds(
+        self,
+        options: MemoryOptions,
+        precision: Decision[Precision],
+        devices: tuple[Device, ...],
+    ) -> bool:
+        """Whether the run fits on these devices, without shards unless it asks for them."""
         try:
             layout = self._layout(options, devices).value
             capacity = choose_capacity(options, self.facts, layout).value
-            self._memory(options, layout, self._split(layout, capacity), capacity)
+            step = self._memory(options, layout, self._split(layout, capacity), capacity)
+            self._explain_training(step.layout, step.split, precision)
         except UserError:
             return False
         return layout.shards == 1 or self.config.devices.strategy != "auto"
@@ -316,15 +333,18 @@ class _Planning:
 
             decided = choose_frozen_offload(options, self.facts, layout, split, self.machine)
             self.log.take(decided)
+        idle = ""
+        if self.config.train.is_exact:
+            from samecurve.core.planning.cpu_ranks import say_idle_cores
+
+            idle = say_idle_cores(self.config.devices, layout, split, self.machine, threads)
         if not self.chooses_exact:
+            self.log.reasons["threads"] += f"; {idle}" if idle else ""
             return
-        from samecurve.core.planning.cpu_ranks import say_idle_cores
         from samecurve.core.planning.exact_choice import exact_words
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
-            section = self.config.devices
-            idle = say_idle_cores(section, layout, split, self.machine, threads)
             why = exact_words(split, why, idle)
         elif was_exact:
             warning = f"this run was exact until here, and is not from here on: {why}"

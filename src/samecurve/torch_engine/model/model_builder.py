@@ -231,11 +231,6 @@ class ModelBuilder:
                     "build the module in model(), anew each time",
                     "task",
                 )
-        if len(models) < len(self._setup.devices):
-            self._setup.notes.append(
-                "model() gives the same object each time, so one core computes one microbatch after"
-                " the other; a module that model() builds anew could have all cores"
-            )
         return models
 
     def build(self, device_index: int) -> nn.Module:

@@ -102,9 +102,9 @@ class Timeline:
 
     def take_spans(self) -> list[list[Span]]:
         """The spans since the last call, by device."""
-        spans = [one.spans for one in self._of_device]
-        for one in self._of_device:
-            one.spans = []
+        spans = [device.spans for device in self._of_device]
+        for device in self._of_device:
+            device.spans = []
         return spans
 
     @contextmanager

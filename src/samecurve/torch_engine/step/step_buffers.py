@@ -81,15 +81,13 @@ class StepBuffers:
             len(plan.batch.microbatches_of(num_microbatches, device))
             for device in range(plan.layout.num_devices)
         ]
+        if all(counts):
+            return
         comm = self._setup.comm
         own = plan.layout.devices_of(comm.rank)
-        at = 0
-        if not all(counts):
-            source = next(device for device, count in enumerate(counts) if count)
-            at = source - own.start if source in own else 0
-            comm.broadcast(self._named(at).values(), self._setup.device, root=source // len(own))
-        else:
-            return
+        source = next(device for device, count in enumerate(counts) if count)
+        at = source - own.start if source in own else 0
+        comm.broadcast(self._named(at).values(), self._setup.device, root=source // len(own))
         moved = self._named(at)
         for index in range(len(self._setup.strategy.models)):
             for name, buffer in self._named(index).items():
