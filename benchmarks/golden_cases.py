@@ -21,7 +21,7 @@ from samecurve.tasks import Tasks
 
 ROOT = Path(__file__).parents[1]
 STEPS = 6
-_TEXT = "LICENSE"  # English, which no commit changes
+_TEXT = str(ROOT / "LICENSE")  # English, which no commit changes
 _EVERYWHERE: Mapping[str, Any] = {
     "batch": {"samples": 10, "per_device": 3},  # 3, 3, 3 and 1 on any number of devices
     "train.steps": STEPS,
