@@ -28,13 +28,13 @@ def choose_exact_threads(
 
     threads: devices.threads. fixed: what the run's first plan fixed, which stays
     """
-    asked = threads or machine.threads
+    wanted = threads or machine.threads
     if fixed is not None:
         warnings: tuple[str, ...] = ()
-        if asked and asked != fixed.threads:
+        if wanted and wanted != fixed.threads:
             by = "devices.threads" if threads else "OMP_NUM_THREADS"
             warning = (
-                f"{by} {asked}: this run began with {counted(fixed.threads, 'thread')} a rank, and"
+                f"{by} {wanted}: this run began with {counted(fixed.threads, 'thread')} a rank, and"
                 " train.exact keeps them"
             )
             warnings = (warning,)

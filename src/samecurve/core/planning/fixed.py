@@ -86,7 +86,7 @@ class Fixed:
             sizes.append(parsed.global_batch_size)
         if min(sizes) < 1 or max(sizes) > _MOST_SAMPLES or min(astuple(parsed.anchor)) < 0:
             raise ValueError("a batch, a number of samples or an anchor out of range")
-        if not 0 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
+        if not 1 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
             raise ValueError("threads or clip_epsilon out of range")
         return parsed
 
