@@ -34,7 +34,8 @@ from page_commands import (
 )
 from test_pages import compared
 
-SHIPPED = ("models", "examples", "scripts", "benchmarks", "README.md")  # and docs, to read only
+# of a clone; docs, too, to read only
+SHIPPED = ("models", "examples", "scripts", "benchmarks", "README.md", "LICENSE")
 FAST = {"docs/convert.md", "docs/groups.md", "docs/schema.md"}  # the others: make test-long
 READ = ("file", "data", "init_from", "bench", "run", "runs", "first", "second", "old", "script")
 WRITTEN = ("save_dir", "to", "trace", "directory", "new", "chart")
