@@ -25,7 +25,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +156,9 @@ def measure_one_of(home: Path, world: int, strategy: str) -> Mapping[str, Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from samecurve.torch_engine.engine import TorchEngine
-
-    ddp: Any = import_module("samecurve.torch_engine.strategies.ddp")
     from samecurve.torch_engine.process_group import Comm
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    ddp.sum_bucket = unsummed  # the fake group's future has no value
     GatherOrder._agree = as_this_rank  # type: ignore[assignment, method-assign]  # noqa: SLF001
     began = time.perf_counter()
     config, made, task = make_plan(home, world, strategy)
@@ -229,12 +225,6 @@ def measure_watch(home: Path, world: int) -> Mapping[str, Any]:
         live_ranks(logs, foreign)
         seconds.append(time.perf_counter() - began)
     return {"ranks": world, "look_milliseconds": round(1e3 * statistics.median(seconds), 2)}
-
-
-def unsummed(_group: Any, bucket: Any) -> Any:
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
 
 
 def as_this_rank(order: GatherOrder, event: int) -> int:

@@ -408,10 +408,10 @@ SECTIONS = {
     "ddp": Section(
         "Two CPU ranks",
         "How fast is distributed data parallel training? All sides train a GPT of 10.7M parameters"
-        " with DistributedDataParallel over Gloo, on the same batches, with the same clipping and"
-        " optimizer. One turn differs from another by a tenth, so this table does not rank the"
-        " trainers. `static_graph` and `5 MiB buckets` are the plain loop with these settings;"
-        " Samecurve uses neither. Script: `benchmarks/ddp.py`.",
+        " over Gloo, on the same batches, with the same clipping and optimizer; all but Samecurve"
+        " with DistributedDataParallel. One turn differs from another by a tenth, so this table"
+        " does not rank the trainers. `static_graph` and `5 MiB buckets` are the plain loop with"
+        " these settings. Script: `benchmarks/ddp.py`.",
         ddp,
     ),
     "hf": Section(

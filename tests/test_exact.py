@@ -29,8 +29,8 @@ from samecurve.probe import probe
 from samecurve.run.compare_runs import compare, describe_comparison
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.kernels import set_deterministic
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.exact import set_deterministic
 from tiny import MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
 

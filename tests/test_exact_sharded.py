@@ -16,9 +16,9 @@ from samecurve.core.planning.planner import plan
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.weight_average import WeightAverage
 from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
-from samecurve.torch_engine.optimizers.exact_updates import ExactBuiltInOptimizer
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
-from samecurve.torch_engine.strategies.exact_norm import norm_of_rows, squares_by_row
+from samecurve.torch_engine.optimizers.vector_updates import VectorOptimizer
+from samecurve.torch_engine.strategies.row_norm import norm_of_rows, squares_by_row
 from tiny import MACHINE, config_of
 from worlds import JobFailedError, Pool
 
@@ -172,7 +172,7 @@ def updated(
         setup: Any = SimpleNamespace(optimizer=fields)
         optimizer = AdamW8bit(setup, [param])
     else:
-        optimizer = ExactBuiltInOptimizer(fields, [param])
+        optimizer = VectorOptimizer(fields, [param])
     strategy: Any = None
     average = WeightAverage(0.99, [replace(param, parameter=view)], strategy)
     average.begin()

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from faults_and_runs import Replace, planted, side_stream
 
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.exact_allreduce import _Bucket
+from samecurve.torch_engine.strategies.reducers.buckets import Bucket
 
 
 def collective_of(
@@ -39,16 +39,16 @@ def sum_read_before_it_arrives(replace: Replace) -> None:
 @planted("race", "exact ddp")
 def gradients_sent_before_they_are_there(replace: Replace) -> None:
     """The tree's reducer, with the copies of gradients on a stream of their own."""
-    filled = _Bucket._filled
+    filled = Bucket.filled
 
-    def filled_beside(self: Any, number: int, gradients: Any) -> torch.Tensor:
+    def filled_beside(self: Any, gradients: Any, number: int) -> torch.Tensor:
         side_stream().wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream()):
             return filled(  # fault: gradients_sent_before_they_are_there
-                self, number, gradients
+                self, gradients, number
             )
 
-    replace(_Bucket, "_filled", filled_beside)
+    replace(Bucket, "filled", filled_beside)
 
 
 @planted("failed", "ddp")

@@ -7,7 +7,6 @@ of several ranks; planted_runs.py trains them.
 
 import ctypes
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from samecurve.torch_engine.step import training_step
 from samecurve.torch_engine.step.step_metrics import QueuedMetrics
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.strategies.base import Strategy
-from samecurve.torch_engine.strategies.dp import DP
+from samecurve.torch_engine.strategies.reducers.base import Reducer
 
 # ---- copies to the GPU
 
@@ -262,8 +261,8 @@ class OnTheCurrentDevice(Rows):
 def replica_not_waited_for(replace: Replace) -> None:
     """dp's sum with a stream for the copies between GPUs."""
 
-    def reduce(self: DP, parameters: Sequence[nn.Parameter]) -> None:
-        for parameter, other in zip(parameters, self.models[1].parameters(), strict=True):
+    def reduce(self: Reducer) -> None:
+        for parameter, other in zip(*self._replicas, strict=True):
             if other.grad is None or parameter.grad is None:
                 continue
             with torch.cuda.stream(side_stream()):
@@ -271,7 +270,7 @@ def replica_not_waited_for(replace: Replace) -> None:
             parameter.grad.add_(gradient)
             other.grad = None
 
-    replace(DP, "reduce", reduce)
+    replace(Reducer, "reduce", reduce)
 
 
 @planted("out of memory", "single")

@@ -1,12 +1,10 @@
 """Faults to plant in a rank: each a rehearsal that is right but for one thing."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
@@ -14,9 +12,9 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.strategies import ddp
-from samecurve.torch_engine.strategies.ddp import DDP
 from samecurve.torch_engine.strategies.fsdp import FSDP
+from samecurve.torch_engine.strategies.reducers import make_reducer
+from samecurve.torch_engine.strategies.replicated import Replicated
 from samecurve.worker.jobs.train_job import rehearse
 
 LOST = "layers.1.mlp.up_proj.weight"
@@ -52,20 +50,17 @@ def another_seed(index: int, group: Any, argument: str) -> None:
 
 
 def one_not_reduced(index: int, group: Any, argument: str) -> None:
-    """DDP leaves one parameter's gradient as each rank has it."""
+    """The reducer leaves one parameter's gradient as each rank has it."""
+    right = Replicated.distribute
 
-    def ignoring(model: nn.Module) -> ModelCall:
-        call, lost = ModelCall(model), [f"model.{LOST}"]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(call, lost)  # type: ignore[no-untyped-call]
-        return call
+    def distribute(strategy: Replicated, models: list[nn.Module], materialize: Any) -> None:
+        right(strategy, models, materialize)
+        strategy._reducer.close()
+        named = models[0].named_parameters()
+        rest = [parameter for name, parameter in named if name != LOST]
+        strategy._reducer = make_reducer(strategy._plan, strategy._comm, [rest])
 
-    def used_all(strategy: DDP, _parameters: Sequence[nn.Parameter]) -> None:
-        strategy._in_step = strategy._all_ids
-
-    with (
-        patch.object(ddp, "ModelCall", ignoring),
-        patch.object(DDP, "reduce", used_all),  # which would see it
-    ):
+    with patch.object(Replicated, "distribute", distribute):
         rehearse(index, group, argument)
 
 

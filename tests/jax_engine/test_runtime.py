@@ -66,7 +66,7 @@ def test_gpus_that_the_user_hides_from_jax_are_said(gpu_plan: Plan) -> None:
     assert "unset JAX_PLATFORMS" in refusal.value.remedy
 
 
-def test_exact_programs_carry_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_programs_carry_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA knows both, and looks at them: a third is refused."""
     ones = jnp.ones((3, 3))
     np.testing.assert_array_equal(runtime.exact_jit(jnp.matmul)(ones, ones), ones @ ones)

@@ -16,9 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (
-    GradBucket,  # public in torch.distributed, where type checkers do not see it
-)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -29,7 +26,6 @@ from samecurve.simulation.forecast import plan_on_cluster
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies import ddp
 from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from tiny import config_of, tiny_values
 
@@ -66,16 +62,6 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 * (2 if kind == "all-reduce" else 1)
             )
         return function(*arguments, **(keywords or {}))
-
-
-def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """As the program's own, which takes the sum from the collective's future: of a fake one that is
-    empty.
-    """
-    dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
 
 
 @contextmanager
@@ -146,7 +132,6 @@ def _agree_alone(order: GatherOrder, event: int) -> int:
 
 def main(cases: str) -> None:
     torch.set_num_threads(1)
-    ddp.sum_bucket = sum_bucket  # type: ignore[attr-defined]
     GatherOrder._agree = _agree_alone  # type: ignore[method-assign,assignment]
     with tempfile.TemporaryDirectory() as home:
         corpus = Path(home) / "text.txt"

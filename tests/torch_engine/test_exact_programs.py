@@ -34,9 +34,9 @@ def compiled_programs(
     """
     from torch._inductor import config
 
-    from samecurve.torch_engine.model.exact_programs import ExactPrograms
+    from samecurve.torch_engine.model.same_programs import SamePrograms
 
-    programs = ExactPrograms(Comm(group), 1, torch.device("cpu"))
+    programs = SamePrograms(Comm(group), 1, torch.device("cpu"))
     model = nn.LayerNorm(32) if kind == "norm" else nn.Linear(32, 32).requires_grad_(False)
     compile_model(model, "none", programs)
     is_last = index == group.size() - 1

@@ -13,6 +13,8 @@ Processes = Literal["one", "one per device", "as started"]  # as started: one, o
 Sharding = Literal["none", "all devices", "groups"]  # which devices share one copy of the model
 # how weights, gradients and optimizer state lie on devices (core/planning/memory.py counts them)
 StatePlacement = Literal["replicated", "sharded by block", "sharded whole"]
+# bytes of gradients that are summed over processes at once, by the kind of device
+BUCKET_BYTES: Mapping[str, int] = {"cpu": 8 << 20, "cuda": 25 << 20}
 AutoCase = Literal["one device", "the model fits", "only a shard fits"]
 Traffic = Literal["nothing", "gradients", "weights and gradients"]
 

@@ -119,7 +119,7 @@ class Feed(Generic[Staged]):
                 DeviceShare(assignment, self._read_in_turn(source, ids, assignment.spans))
                 for assignment in self._assigned(len(ids))
             ]
-            for one_round in self._rounds.of(source, shares, ids, keys, least=0):
+            for one_round in self._rounds.of(source, shares, ids, keys):
                 yield self._stage([one_round], 1)
 
     def ids(self, step: int) -> list[int]:
@@ -284,8 +284,7 @@ class Feed(Generic[Staged]):
     def _batch(self, step: int, ids: Ids, shares: list[DeviceShare]) -> Batch[Staged]:
         progress = self._plan.progress_at(step)
         keys = partial(RowKeys, self._plan.fixed.seed, progress.epoch, step)
-        least = 0 if self._plan.compute.exact else 1
-        rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys, least=least))
+        rounds = list(self._rounds.of(TRAIN_SOURCE, shares, ids, keys))
         return Batch(
             self._stage(rounds, self._plan.batch.accumulation_steps),
             progress,

@@ -32,10 +32,8 @@ class Rounds:
     def __init__(self, plan: Plan, ask: Ask) -> None:
         self._plan, self._ask = plan, ask
 
-    def of(
-        self, source: int, shares: list[DeviceShare], ids: Ids, keys: KeysOf, *, least: int
-    ) -> Iterator[Round]:
-        """The rounds of these shares, of which at least `least` remain.
+    def of(self, source: int, shares: list[DeviceShare], ids: Ids, keys: KeysOf) -> Iterator[Round]:
+        """The rounds of these shares.
 
         A round in which no device of this process has a microbatch is left out, unless the strategy
         needs every rank in every round.
@@ -45,8 +43,7 @@ class Rounds:
         count = len(assignments[0].rounds)
         idle = 0
         if not self._plan.layout.every_rank_every_round:
-            busiest = max(len(assignment.spans) for assignment in assignments)
-            idle = min(count - busiest, count - least)
+            idle = count - max(len(assignment.spans) for assignment in assignments)
         for index in range(idle, count):
             by_device = [
                 next(of_device) if assignment.rounds[index] else None

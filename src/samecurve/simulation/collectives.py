@@ -20,12 +20,13 @@ from samecurve.core.planning.hardware import Medium
 from samecurve.core.planning.memory import autocast_itemsize
 from samecurve.core.planning.optimizer import itemsize
 from samecurve.core.planning.plan import Plan
+from samecurve.core.strategies import BUCKET_BYTES
 from samecurve.simulation.cluster import Cluster
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter"]
-BUCKET = 25 << 20  # bytes of gradients that DistributedDataParallel reduces at once, its default
-# numbers of 8 bytes in a step's metrics: two sums and four requests; two waits and a peak of memory
-_METRICS, _BY_DEVICE = 6, 3
+# numbers of 8 bytes in a step's metrics: requests; a loss sum and a weight; two waits and a peak of
+# memory
+_REQUESTS, _BY_MICROBATCH, _BY_DEVICE = 4, 2, 3
 _COMPRESSED = {"bf16": 2, "fp16": 2}
 _US = 1e-6
 
@@ -115,17 +116,19 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
     if plan.layout.num_devices == 1:
         return Traffic()
     width, everybody = itemsize(plan.compute.precision), group(cluster, plan.layout.num_devices, 1)
+    of_loss = _BY_MICROBATCH * plan.batch.num_microbatches
+    numbers = _REQUESTS + of_loss + _BY_DEVICE * plan.layout.num_devices
     metrics = Collective(
         role="metrics",
         kind="all-reduce",
         what="metrics of the step (loss, weights; waits, memory of each device)",
-        payload=8 * (_METRICS + _BY_DEVICE * plan.layout.num_devices),
+        payload=8 * numbers,
         messages=1,
         group=everybody,
     )
     if plan.layout.spec.traffic == "gradients":
         total = facts.trainable * _COMPRESSED.get(plan.layout.compress, width)
-        buckets = math.ceil(facts.trainable * width / BUCKET)
+        buckets = math.ceil(facts.trainable * width / BUCKET_BYTES["cuda"])
         reduced = Collective(
             role="reduced",
             kind="all-reduce",

@@ -81,6 +81,12 @@ class TorchEngine:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.notes: list[str | Event] = []
         self.device = devices[0]
+        self._exit_stack = ExitStack()
+        if plan.compute.deterministic:
+            from samecurve.torch_engine.kernels import set_deterministic
+
+            set_deterministic(True)
+            self._exit_stack.callback(set_deterministic, False)
         self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()
         self._setup = EngineSetup(
@@ -95,7 +101,6 @@ class TorchEngine:
             notes=self.notes,
         )
         self._has_keyed_dropout = plan.compute.keyed_dropout
-        self._exit_stack = ExitStack()
         self._exit_stack.callback(self._strategy.close)
         KEYED_FUNCTIONS.acquire()
         self._exit_stack.callback(KEYED_FUNCTIONS.release)
@@ -134,13 +139,13 @@ class TorchEngine:
     def _host_tensor(self, array: NDArray[np.generic]) -> torch.Tensor:
         """A host array as a tensor; pinned where it goes to a GPU.
 
-        Exact runs copy it into torch's memory: torch aligns it and numpy does not, and kernels may
-        add unaligned numbers in another order.
+        Where kernels must give the same bits, it is copied into torch's memory: torch aligns it and
+        numpy does not, and kernels may add unaligned numbers in another order.
         """
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         if self.device.type == "cuda":
             return tensor.pin_memory()  # contiguous: a strided copy to a GPU would not be pinned
-        return tensor.clone() if self.plan.compute.exact else tensor
+        return tensor.clone() if self.plan.compute.deterministic else tensor
 
     def preflight(self, each: float = 1.0) -> float:
         """Through the collective that steps use, or by copies between this process's devices."""

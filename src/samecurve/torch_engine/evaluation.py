@@ -30,14 +30,15 @@ class MicroBatchSums(NamedTuple):
 def evaluate(
     setup: EngineSetup, rounds: Iterable[Sequence[Round]], progress: Progress, samples: int
 ) -> EvalSums:
-    """Counts are added as integers, exact in any order; exact runs add the others along the tree,
-    with a row for each microbatch. All ranks call it together, models in evaluation mode.
+    """Counts are added as integers, in any order; the others by the plan's reducer: along the tree,
+    with a row for each microbatch, or in the order of the microbatches. All ranks call it together,
+    models in evaluation mode.
 
     samples: of all rounds, over all ranks
     """
-    specs, is_exact = setup.task.eval_sums(), setup.plan.compute.exact
+    specs, by_tree = setup.task.eval_sums(), setup.plan.compute.reducer == "tree"
     num_microbatches = count_microbatches(samples, setup.plan.batch.micro_batch_size)
-    num_rows = num_microbatches if is_exact else 1
+    num_rows = num_microbatches if by_tree else 1
     num_floats, num_counts = size(specs, integer=False), size(specs, integer=True)
     floats = torch.zeros(num_rows, num_floats, dtype=torch.float64, device=setup.device)
     counts = torch.zeros(num_counts, dtype=torch.int64, device=setup.device)
@@ -50,7 +51,7 @@ def evaluate(
         sums = setup.strategy.run_jobs(jobs)
         for microbatch, added in zip(microbatches, sums, strict=True):
             if microbatch is not None and added is not None:
-                floats[microbatch.number if is_exact else 0] += added.floats
+                floats[microbatch.number if by_tree else 0] += added.floats
                 counts += added.counts
                 parts.append((_first_sample(setup, microbatch), added.features))
     if setup.plan.compute.whole_batch:

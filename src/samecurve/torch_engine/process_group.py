@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.distributed as dist
 
-# public in torch.distributed, where type checkers don't see them
-from torch._C._distributed_c10d import GradBucket, Work
+# public in torch.distributed, where type checkers don't see it
+from torch._C._distributed_c10d import Work
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.profiling.timeline import Timeline
@@ -100,28 +100,6 @@ def end_group(group: dist.ProcessGroup) -> None:
     """
     if dist.get_backend(group) == "gloo":
         dist.destroy_process_group(group)
-
-
-CommHook = Callable[[dist.ProcessGroup, GradBucket], torch.futures.Future[torch.Tensor]]
-
-
-def sum_bucket(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A DDP communication hook that adds gradients, where DDP's own would average."""
-    summed = dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
-    return summed.then(lambda done: done.value()[0])  # type: ignore[no-any-return]
-
-
-def sum_bucket_as(dtype: torch.dtype) -> CommHook:
-    """sum_bucket with gradients sent as `dtype`."""
-
-    def hook(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        buffer = bucket.buffer()
-        summed = dist.all_reduce(buffer.to(dtype), group=group, async_op=True).get_future()
-        widened: torch.futures.Future[torch.Tensor]
-        widened = summed.then(lambda done: buffer.copy_(done.value()[0]))
-        return widened
-
-    return hook
 
 
 class ComplexAsPairs:

@@ -5,6 +5,7 @@ What can't be computed so is refused; so is what would make the result depend on
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Devices
@@ -16,6 +17,10 @@ from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import NotExactError, UserError
 from samecurve.units import counted, first_and_count
+
+# tree: along the step's balanced tree, in one order on any devices. collective: each device in the
+# order of its microbatches, and over devices by the library's all-reduce or reduce-scatter
+Reducer = Literal["tree", "collective"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +41,16 @@ class Compute:
     ema: float = 0.0  # decay of the weights' moving average; 0: there is none
     non_finite: str = "stop"
     fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
+
+    @property
+    def reducer(self) -> Reducer:
+        """What adds up gradients over microbatches and devices."""
+        return "tree" if self.exact else "collective"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether kernels give the same bits each time."""
+        return self.exact
 
 
 def choose_compute(

@@ -20,7 +20,7 @@ from samecurve.tasks.adapter.two_samples import can_be_tried, is_tried, kept, tw
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
-from samecurve.torch_engine.strategies.exact import note_gradient
+from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
 
 
 def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
@@ -58,7 +58,7 @@ def _try_backward(adapter: EngineAdapter, config: Config, rows: Mapping[str, tor
     fired: set[int] = set()
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(partial(note_gradient, fired))
+            parameter.register_post_accumulate_grad_hook(partial(note_gradient, fired, exact=True))
     method = "features" if adapter.whole_batch else "loss"
     with keyed_trial(2):
         returned = getattr(adapter.task, method)(model, rows, **adapter.arguments_of(method, START))

@@ -18,7 +18,7 @@ from samecurve.torch_engine.model.model_setup import recompute, repeated_blocks
 from samecurve.torch_engine.randomness.dropout_layers import KeyedDropout
 
 if TYPE_CHECKING:
-    from samecurve.torch_engine.model.exact_programs import ExactPrograms
+    from samecurve.torch_engine.model.same_programs import SamePrograms
 
 _PROGRAMS = 16  # at most, of one function: shapes, training and evaluation
 _ALL_PROGRAMS = 256  # of one function, for all models together
@@ -27,7 +27,7 @@ _ALL_PROGRAMS = 256  # of one function, for all models together
 def compile_model(
     model: nn.Module,
     how: Recompute,
-    backend: "str | ExactPrograms" = "inductor",
+    backend: "str | SamePrograms" = "inductor",
     *,
     num_threads: int = 1,
 ) -> None:
@@ -39,7 +39,7 @@ def compile_model(
     too many programs are an error, so that a model does not silently run uncompiled.
 
     how: which blocks are computed again in backward (train.recompute)
-    backend: what makes the programs; a name, or that of exact runs
+    backend: what makes the programs; its name in torch, or ours
     num_threads: of this process that compute, each with a model like this one
     """
     parts = repeated_blocks(model) or [model]
@@ -64,9 +64,9 @@ def keep_uncompiled(model: nn.Module) -> None:
             module.__dict__["forward"] = uncompiled(module.forward)
 
 
-def compile_parts_exactly(model: nn.Module, backend: "ExactPrograms", *, num_threads: int) -> None:
-    """Let the exact backend compile the parts that the model's author compiles, in place of his
-    own, whose programs may follow the shapes that a device happens to see first.
+def compile_own_parts(model: nn.Module, backend: "SamePrograms", *, num_threads: int) -> None:
+    """Let our backend compile the parts that the model's author compiles, in place of his own,
+    whose programs may follow the shapes that a device happens to see first.
 
     num_threads: as compile_model()
     """
@@ -91,26 +91,25 @@ def _prepare_compiler(num_parts: int, num_threads: int) -> None:
         tqdm: Any = import_module("tqdm").tqdm
         tqdm.set_lock(RLock())
     dynamo.config.fail_on_recompile_limit_hit = True
-    dynamo.config.optimize_ddp = False  # it would cut blocks where ddp's buckets end
     limit = num_threads * max(_PROGRAMS, 4 * num_parts)
     dynamo.config.recompile_limit = limit
     dynamo.config.accumulated_recompile_limit = max(limit, _ALL_PROGRAMS)
 
 
-def _compiled(function: Callable[..., Any], backend: "str | ExactPrograms") -> Callable[..., Any]:
+def _compiled(function: Callable[..., Any], backend: "str | SamePrograms") -> Callable[..., Any]:
     """The function, with a program for each shape that it meets."""
     compiled: Callable[..., Any] = torch.compile(function, dynamic=False, backend=backend)
     if isinstance(backend, str):
         return compiled
-    from samecurve.torch_engine.model.exact_programs import with_own_errors
+    from samecurve.torch_engine.model.same_programs import with_own_errors
 
     return with_own_errors(compiled)
 
 
-def _kernel(backend: "str | ExactPrograms") -> Kernel:
+def _kernel(backend: "str | SamePrograms") -> Kernel:
     """The head's kernel, compiled once for any number of rows: the last chunk has fewer rows.
 
-    In exact runs it is compiled for each number of rows: a program for any number would follow the
+    Our backend compiles it for each number of rows: a program for any number would follow the
     number that a rank happens to see first.
     """
     if not isinstance(backend, str):

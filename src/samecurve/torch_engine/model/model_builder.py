@@ -35,8 +35,8 @@ from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_pl
 from samecurve.torch_engine.step.setup import EngineSetup
 
 if TYPE_CHECKING:
-    from samecurve.torch_engine.model.exact_programs import ExactPrograms
     from samecurve.torch_engine.model.frozen_offload import FrozenOffload
+    from samecurve.torch_engine.model.same_programs import SamePrograms
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
 
@@ -264,16 +264,16 @@ class ModelBuilder:
     def _keep_compiled(self, model: nn.Module) -> None:
         """Leave the parts compiled that the model's author compiles, but for what can't be."""
         from samecurve.torch_engine.model.compile_blocks import (
-            compile_parts_exactly,
+            compile_own_parts,
             keep_uncompiled,
         )
 
         compute = self._setup.plan.compute
         if not compute.compile:
             keep_uncompiled(model)
-        if compute.exact:
+        if compute.deterministic:
             threads = len(self._setup.devices)
-            compile_parts_exactly(model, self._exact_programs, num_threads=threads)
+            compile_own_parts(model, self._same_programs, num_threads=threads)
 
     def _apply_speed_options(self, model: nn.Module, device: torch.device) -> None:
         """Apply train.float8, train.recompute and train.compile, as the plan has them."""
@@ -285,16 +285,16 @@ class ModelBuilder:
         if compute.compile:
             from samecurve.torch_engine.model.compile_blocks import compile_model
 
-            backend = self._exact_programs if compute.exact else "inductor"
+            backend = self._same_programs if compute.deterministic else "inductor"
             threads = len(self._setup.devices)
             compile_model(model, compute.recompute, backend, num_threads=threads)
         else:
             recompute(model, compute.recompute)
 
     @cached_property
-    def _exact_programs(self) -> "ExactPrograms":
-        """What compiles in exact runs, for the models of all devices of this process."""
-        from samecurve.torch_engine.model.exact_programs import ExactPrograms
+    def _same_programs(self) -> "SamePrograms":
+        """What compiles the same programs on all ranks, for the models of this process."""
+        from samecurve.torch_engine.model.same_programs import SamePrograms
 
         setup = self._setup
-        return ExactPrograms(setup.comm, setup.plan.compute.threads, setup.device)
+        return SamePrograms(setup.comm, setup.plan.compute.threads, setup.device)

@@ -77,11 +77,11 @@ def _from_config(
 
 def _built_in(setup: EngineSetup) -> type[BuiltInOptimizer]:
     """The class of adamw and sgd."""
-    if not setup.plan.compute.exact:
+    if not setup.plan.compute.deterministic:
         return BuiltInOptimizer
-    from samecurve.torch_engine.optimizers.exact_updates import ExactBuiltInOptimizer
+    from samecurve.torch_engine.optimizers.vector_updates import VectorOptimizer
 
-    return ExactBuiltInOptimizer
+    return VectorOptimizer
 
 
 class OptimizersByName(JoinedOptimizers):

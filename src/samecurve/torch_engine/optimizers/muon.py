@@ -54,7 +54,7 @@ class Muon(ConfigOptimizer):
         self._strategy = setup.strategy
         dtype = torch.bfloat16 if setup.plan.compute.precision in {"bf16", "f16"} else None
         self._function: Callable[[torch.Tensor], torch.Tensor] = partial(orthogonal, dtype=dtype)
-        if setup.plan.compute.exact:
+        if setup.plan.compute.deterministic:
             self._function = partial(_one_by_one, self._function)
         self._members = [
             _Member(

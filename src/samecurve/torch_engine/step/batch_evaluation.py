@@ -44,7 +44,7 @@ def add_batch_losses(
             seed_host(step_key(setup.plan.fixed.seed, progress.epoch, number))
         with current_device(setup.device), autocast_for(setup.plan.compute.precision, setup.device):
             loss = setup.task.batch_losses(whole, progress)["loss"]
-        row = begin // setup.plan.batch.micro_batch_size if setup.plan.compute.exact else 0
+        row = begin // setup.plan.batch.micro_batch_size if len(floats) > 1 else 0
         for name, value in zip(_LOSS, loss, strict=True):
             floats[row, columns[name]] += value
 

@@ -98,9 +98,10 @@ class BatchLossStep(TrainingStep):
         """The features of all microbatches, without graphs; what a forward pass changes in the
         model stays as it was.
 
-        train.exact computes as for a graph, which is dropped: kernels may be others without.
+        Where kernels must give the same bits, it is computed as for a graph, which is dropped:
+        kernels may be others without.
         """
-        gradient = nullcontext() if self.plan.compute.exact else torch.no_grad()
+        gradient = nullcontext() if self.plan.compute.deterministic else torch.no_grad()
         context = self.setup.contexts[share.device_index]
         features: list[Features] = []
         with self._buffers_kept(share.device_index), gradient:

@@ -61,10 +61,11 @@ def keeps_copies(plan: Plan) -> bool:
 
     Gradients of these uses are then added in two bytes. All threads of a process share autocast's
     copies, and the first thread that leaves autocast drops those of the others. So under dp it
-    would depend on the moment which uses share a copy; and exact runs have the bits of dp.
+    would depend on the moment which uses share a copy; and runs that give the same bits on any
+    devices have those of dp.
     """
     has_threads = plan.layout.num_devices > plan.layout.world_size
-    return plan.compute.recompute == "none" and not plan.compute.exact and not has_threads
+    return plan.compute.recompute == "none" and not plan.compute.deterministic and not has_threads
 
 
 def in_precision(

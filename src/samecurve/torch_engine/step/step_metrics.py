@@ -51,17 +51,16 @@ _TENSORS = NumberFunctions(
 
 
 class StepTotals(ABC):
-    """The loss sums and weights of one step: first by device and row, then over all devices.
-
-    A row is one microbatch where every bit counts; else all microbatches share one row.
-    """
+    """The loss sums and weights of one step: first by microbatch, then along the step's tree."""
 
     _numbers: NumberFunctions
     _sums: Any  # the sum and the weight of each mean, after all_reduce()
 
     @abstractmethod
-    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
-        """Add the means of one microbatch, the loss first. Called by the thread of that device."""
+    def add(self, device_index: int, number: int, means: Sequence[Mean]) -> None:
+        """Add the means of the microbatch of this number, the loss first. Called by the thread of
+        that device.
+        """
 
     @abstractmethod
     def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
@@ -103,33 +102,29 @@ class HostTotals(StepTotals):
 
     _numbers = _FLOATS
 
-    def __init__(self, num_rows: int, devices: Sequence[torch.device]) -> None:
-        self._num_rows, self._num_devices = num_rows, len(devices)
-        # by device and row, where something was added: sum and weight of each mean
-        self._added: dict[tuple[int, int], list[float]] = {}
+    def __init__(self, num_microbatches: int, devices: Sequence[torch.device]) -> None:
+        del devices
+        self._num_microbatches = num_microbatches
+        # by the number of a microbatch of this process: sum and weight of each mean
+        self._added: dict[int, list[float]] = {}
         self._report: Sequence[float] = ()
         self._world_size = 1
 
-    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+    def add(self, _device_index: int, number: int, means: Sequence[Mean]) -> None:
         values: list[float] = []
         for mean in means:
-            for number in mean:
-                values.append(number.item() if isinstance(number, torch.Tensor) else float(number))
+            for value in mean:
+                values.append(value.item() if isinstance(value, torch.Tensor) else float(value))
         if min(values[1::2]) < 0:
             raise UserError(
                 f"a microbatch's loss has the weight {min(values[1::2]):g}", NEGATIVE_WEIGHT_REMEDY
             )
-        before = self._added.get((device_index, row))
-        self._added[device_index, row] = _sum_of(before, values) if before else values
+        self._added[number] = values
 
     def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
         width = 2 * num_means
-        rows: list[list[float]] = []
-        for row in range(self._num_rows):
-            total = self._added.get((0, row), [0.0] * width)
-            for device_index in range(1, self._num_devices):
-                total = _sum_of(total, self._added.get((device_index, row), [0.0] * width))
-            rows.append(total)
+        numbers = range(self._num_microbatches)
+        rows = [self._added.get(number) or [0.0] * width for number in numbers]
         self._report, self._world_size = report, comm.world_size
         if comm.group is not None:
             values = [value for row in rows for value in row]
@@ -157,26 +152,26 @@ class DeviceTotals(StepTotals):
 
     _numbers = _TENSORS
 
-    def __init__(self, num_rows: int, devices: Sequence[torch.device]) -> None:
-        self._devices, self._num_rows = devices, num_rows
-        # by device [rows, sum and weight of each mean]; None: nothing was added there
+    def __init__(self, num_microbatches: int, devices: Sequence[torch.device]) -> None:
+        self._devices, self._num_microbatches = devices, num_microbatches
+        # by device [microbatch, sum and weight of each mean]; None: nothing was added there
         self._rows: list[torch.Tensor | None] = [None] * len(devices)
         self._report = torch.zeros(0)  # until all_reduce()
         self._world_size = 1
 
-    def add(self, device_index: int, row: int, means: Sequence[Mean]) -> None:
+    def add(self, device_index: int, number: int, means: Sequence[Mean]) -> None:
         device = self._devices[device_index]
-        values = torch.stack([_scalar(number, device) for mean in means for number in mean])
+        values = torch.stack([_scalar(value, device) for mean in means for value in mean])
         rows = self._rows[device_index]
         if rows is None:
-            shape = (self._num_rows, len(values))
+            shape = (self._num_microbatches, len(values))
             rows = torch.zeros(shape, dtype=torch.float64, device=device)
             self._rows[device_index] = rows
-        rows[row].add_(values)
+        rows[number].add_(values)
 
     def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
         device = self._devices[0]
-        shape = (self._num_rows, 2 * num_means)
+        shape = (self._num_microbatches, 2 * num_means)
         rows = torch.zeros(shape, dtype=torch.float64, device=device)
         for part in self._rows:
             if part is not None:

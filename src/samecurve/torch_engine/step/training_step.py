@@ -69,7 +69,6 @@ class TrainingStep:
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(setup.strategy.train, plan, setup.device)
         self.set_loss_scale(1.0)
-        self._is_exact = plan.compute.exact  # each microbatch's sums have a row of their own
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
         self._views = [param.view for param in update.trained]
@@ -92,8 +91,7 @@ class TrainingStep:
             hook(batch)
 
         # 1. forward and backward
-        num_rows = batch.num_microbatches if self._is_exact else 1
-        totals = self._totals(num_rows, self.devices)
+        totals = self._totals(batch.num_microbatches, self.devices)
         self.compute_gradients(batch, totals)
 
         # 2. sums over all devices
@@ -145,7 +143,7 @@ class TrainingStep:
                     hook(device_index, is_first)
                 strategy.end_microbatch(device_index, microbatch)
             if real:
-                totals.add(device_index, microbatch.number if self._is_exact else 0, means)
+                totals.add(device_index, microbatch.number, means)
             is_first = False
 
     def keys_of(self, microbatch: MicroBatch) -> StagedKeys | None:

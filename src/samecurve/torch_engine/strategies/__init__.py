@@ -13,26 +13,27 @@ from samecurve.core.planning.plan import Plan
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.base import Strategy
 
-# name -> module:class, imported when it is used: torch's DDP and FSDP take a second or two
+# name -> module:class, imported when it is used: torch's FSDP takes a second or two
 STRATEGIES: Mapping[str, str] = {
     "single": "base:Strategy",  # the base of all, as it is
-    "dp": "dp:DP",
-    "ddp": "ddp:DDP",
+    "dp": "replicated:Replicated",
+    "ddp": "replicated:Replicated",
     "fsdp": "fsdp:FSDP",
     "hsdp": "fsdp:FSDP",
 }
-_EXACT = "exact:Exact"  # where every bit counts: whole models, and sharded ones
-_EXACT_SHARDED = "exact_fsdp:ExactFSDP"
-_EXACT_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # which gather weights once a step
+# where sums follow the step's tree: whole models, and sharded ones
+_TREE = "replicated:Replicated"
+_TREE_SHARDED = "exact_fsdp:ExactFSDP"
+_TREE_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # which gather weights once a step
 
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """The plan's strategy, for these devices of this process."""
     place = STRATEGIES[plan.layout.strategy]
-    if plan.compute.exact:
-        place = _EXACT_SHARDED if plan.layout.shards > 1 else _EXACT
+    if plan.compute.reducer == "tree":
+        place = _TREE_SHARDED if plan.layout.shards > 1 else _TREE
         if plan.layout.gathers_once:
-            place = _EXACT_ONCE
+            place = _TREE_ONCE
     module, _, name = place.partition(":")
     kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
     return kind(plan, comm, devices)

@@ -87,9 +87,7 @@ class Strategy:
 
         gradients: those of the parameters' views, which are this process's parts.
         """
-        norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
-        return norm
+        return norm_of(gradients)
 
     def sync_replicas(self) -> None:
         """After an update, or change(): give the other replicas of this process the new weights."""
@@ -184,3 +182,10 @@ class Strategy:
     def replica_index(self, _tensor: torch.Tensor) -> tuple[int, int]:
         """The number of this process among those that hold the same part, and how many they are."""
         return self._comm.rank, self._comm.world_size
+
+
+def norm_of(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of several arrays together; float64."""
+    norms = torch._foreach_norm(gradients)  # noqa: SLF001 - public nowhere
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms).double())
+    return norm

@@ -3,7 +3,7 @@
 FSDP2 gathers whole weights, so a microbatch's gradient is that of one device. What follows is made
 exact here: gradients are added along the step's tree by the owner of each shard (exact_sums.py),
 under hsdp first within each copy of the model, then over the copies; the norm is taken by rows
-(exact_norm.py). The updates of numbers one by one are the same for a part of an array.
+(row_norm.py). The updates of numbers one by one are the same for a part of an array.
 
 Under bf16 and f16 weights are gathered as they are, and autocast rounds them as on one device.
 
@@ -29,17 +29,16 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.base import Materialize
-from samecurve.torch_engine.strategies.exact import note_gradient, set_deterministic
-from samecurve.torch_engine.strategies.exact_allreduce import (
-    ExactAllReduce,
-    Gradients,
-    Held,
-    without_negative_zeros,
-)
-from samecurve.torch_engine.strategies.exact_norm import norm_of_rows, num_rows, squares_by_row
 from samecurve.torch_engine.strategies.exact_sums import GroupSums, Numbers, RoundSums, ShardSums
 from samecurve.torch_engine.strategies.fsdp import FSDP
 from samecurve.torch_engine.strategies.fsdp_groups import all_groups, whole_weights
+from samecurve.torch_engine.strategies.reducers.buckets import Gradients, note_gradient
+from samecurve.torch_engine.strategies.reducers.tree_exchange import (
+    Held,
+    TreeExchange,
+    without_negative_zeros,
+)
+from samecurve.torch_engine.strategies.row_norm import norm_of_rows, num_rows, squares_by_row
 
 T = TypeVar("T")
 
@@ -48,7 +47,6 @@ class ExactFSDP(FSDP):
     """The exact form of fsdp and hsdp."""
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
-        set_deterministic(True)
         self._copies: Comm | None = None  # the ranks with this rank's shard of the other copies
         super().__init__(plan, comm, devices)
         self._copy, self._place = divmod(comm.rank, plan.layout.shards)
@@ -59,10 +57,6 @@ class ExactFSDP(FSDP):
         self._round = -1
         self._used_before: set[str] | None = None  # by real microbatches, while a dummy is computed
         self._fired: set[int] = set()  # ids of weights that have a gradient of this backward pass
-
-    def close(self) -> None:
-        super().close()
-        set_deterministic(False)
 
     def _make_mesh(self, group: dist.ProcessGroup) -> DeviceMesh:
         """The mesh of one copy's shards: FSDP2 must not add up over copies."""
@@ -103,7 +97,7 @@ class ExactFSDP(FSDP):
 
     def _watch(self, parameter: torch.Tensor) -> None:
         """Refuse gradients that the tree can't reproduce (exact.py)."""
-        hook = partial(note_gradient, self._fired)
+        hook = partial(note_gradient, self._fired, exact=True)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:
@@ -209,7 +203,7 @@ class ExactFSDP(FSDP):
             buckets.append(self._whole)
             nodes = self._whole_sums.held
             held.append([(node, self._split_whole(sum_)) for node, sum_ in nodes])
-        all_reduce = ExactAllReduce(
+        all_reduce = TreeExchange(
             buckets, copies, self._plan.layout.backend, self._microbatches_of_copy
         )
         for number, of_bucket in enumerate(held):

@@ -16,11 +16,11 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.exact_allreduce import Gradients
 from samecurve.torch_engine.strategies.exact_fsdp import ExactFSDP
 from samecurve.torch_engine.strategies.exact_own_sums import GroupShards, OwnSums
 from samecurve.torch_engine.strategies.exact_sums import ShardSums
 from samecurve.torch_engine.strategies.group_gradients import trains
+from samecurve.torch_engine.strategies.reducers.buckets import Gradients
 
 _AHEAD = 2  # groups that are on their way before the first of them is waited for
 

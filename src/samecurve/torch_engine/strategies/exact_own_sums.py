@@ -13,10 +13,11 @@ from torch._C._distributed_c10d import Work
 
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.torch_engine.process_group import Comm, real_pairs
-from samecurve.torch_engine.strategies.exact import add_gradients
-from samecurve.torch_engine.strategies.exact_allreduce import Gradients, Held
 from samecurve.torch_engine.strategies.exact_sums import RoundSums, ShardSums
 from samecurve.torch_engine.strategies.group_gradients import is_trained
+from samecurve.torch_engine.strategies.reducers.buckets import Gradients
+from samecurve.torch_engine.strategies.reducers.tree import add_gradients
+from samecurve.torch_engine.strategies.reducers.tree_exchange import Held
 
 # nodes on their way: the work to wait for, what this rank sends, what it is sent, [ranks, size]
 _Sending = tuple[Work, torch.Tensor, torch.Tensor]

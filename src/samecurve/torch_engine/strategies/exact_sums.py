@@ -16,8 +16,8 @@ import torch.distributed as dist
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import real_pairs
-from samecurve.torch_engine.strategies.exact_allreduce import Gradients
 from samecurve.torch_engine.strategies.fsdp_groups import due_for_sum
+from samecurve.torch_engine.strategies.reducers.buckets import Gradients
 
 Numbers = Sequence[int | None]  # by rank: the microbatch that it has in a round; None: it idles
 

@@ -65,7 +65,7 @@ _DEVICE = re.compile(
 _LINE = re.compile(r'File "(?:.*[/\\])?([^/\\"]+)", line (\d+), in (\w+)')
 
 
-class ExactPrograms:
+class SamePrograms:
     """The backend of torch.compile in exact runs, for all models of this process.
 
     digests: of each program's code, by the digest of its graph, in the order of first use

@@ -1,4 +1,4 @@
-"""adamw and sgd of train.exact: each number is updated in the same way, wherever an array is cut.
+"""adamw and sgd that update each number in the same way, wherever an array is cut.
 
 torch's fused kernels for CPUs compute most of an array with vector instructions, and the last few
 numbers one by one, which rounds in another way (adamw's second moment differed in about one of a
@@ -16,7 +16,7 @@ from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, Group
 _VECTOR_BYTES = 64  # of the widest vector instructions
 
 
-class ExactBuiltInOptimizer(BuiltInOptimizer):
+class VectorOptimizer(BuiltInOptimizer):
     def _update(
         self,
         group: Group,

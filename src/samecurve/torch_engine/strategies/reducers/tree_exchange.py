@@ -17,18 +17,16 @@ from torch import nn
 from torch._C._distributed_c10d import Work
 
 from samecurve.core.determinism.microbatches import Node, TreeSum, subtrees
-from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.reducers.buckets import Bucket, Gradients
 
 # torch 2.13 renamed it
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _AHEAD = 2  # buckets that are on their way before the first of them is waited for
-_ALIGN = 16  # elements: parameters begin at multiples, for vector instructions, on any ranks
-Gradients = list[torch.Tensor | None]  # one for each parameter of a bucket
 Held = Sequence[tuple[Node, Gradients]]  # the nodes of a step's tree that a rank has
 
 
-class ExactAllReduce:
+class TreeExchange:
     """Adds up gradients over all ranks, along the tree.
 
     buckets: lists of parameters; the gradients of a bucket lie in one piece of memory
@@ -86,40 +84,22 @@ class ExactAllReduce:
         self._gathered.append((bucket, bucket.gather(self._comm)))
 
 
-class _Bucket:
-    """A flat piece of memory: parameters side by side, cut into a shard for each rank.
+class _Bucket(Bucket):
+    """A bucket with a shard for each rank, and a piece of memory for each node that this rank has;
+    the first holds the sum in the end.
 
     The exchanged memory is on the host where the backend is Gloo.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], world_size: int, backend: str) -> None:
-        self._parameters = parameters
-        first = local_view(parameters[0].detach())
-        sizes = [local_view(parameter.detach()).numel() for parameter in parameters]
-        begins = [0]
-        for size in sizes:
-            begins.append(begins[-1] + -(-size // _ALIGN) * _ALIGN)
-        self._shard_size = -(-begins[-1] // (world_size * _ALIGN)) * _ALIGN
-        self._size = self._shard_size * world_size
-        self._extents = list(zip(begins, sizes, strict=False))
+        super().__init__(parameters, num_shards=world_size)
         self._is_gloo = backend == "gloo"
-        self._staged = self._is_gloo and first.device.type != "cpu"
-        self._zeros = partial(torch.zeros, dtype=first.dtype, device=first.device)
+        self._staged = self._is_gloo and self.device.type != "cpu"
         # where the collectives run
-        comm_device = torch.device("cpu") if self._staged else first.device
-        self._comm_zeros = partial(torch.zeros, dtype=first.dtype, device=comm_device)
-        # a piece for each node that this rank has; the first holds the sum in the end
-        self._flat = [self._zeros(self._size)]
-        self._views = [self._views_of(self._flat[0])]
+        comm_device = torch.device("cpu") if self._staged else self.device
+        self._comm_zeros = partial(torch.zeros, self.size, dtype=self.dtype, device=comm_device)
         self._received: list[torch.Tensor] = []
-        self._shard_sum = self._sum = self._flat[0]
-
-    def _views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The views of the flat memory, by parameter."""
-        return [
-            _shaped(flat[begin : begin + size], parameter)
-            for (begin, size), parameter in zip(self._extents, self._parameters, strict=True)
-        ]
+        self._shard_sum = self._sum = self.piece()[0]
 
     def scatter(
         self,
@@ -136,14 +116,14 @@ class _Bucket:
         sends = []
         for number in range(max(map(len, nodes))):
             if number == len(self._received):
-                self._received.append(self._comm_zeros(self._size))
+                self._received.append(self._comm_zeros())
             received = self._received[number]
             if number < len(held):
-                sent = self._filled(number, held[number][1]).to(received.device)
-                sent_sizes = [self._shard_size] * comm.world_size
+                sent = self.filled(held[number][1], number).to(received.device)
+                sent_sizes = [self.shard_size] * comm.world_size
             else:
                 sent, sent_sizes = received[:0], [0] * comm.world_size
-            received_sizes = [self._shard_size if number < len(others) else 0 for others in nodes]
+            received_sizes = [self.shard_size if number < len(others) else 0 for others in nodes]
             work = dist.all_to_all_single(
                 received[: sum(received_sizes)],
                 sent,
@@ -155,20 +135,6 @@ class _Bucket:
             sends.append((work, sent))
         return sends
 
-    @torch.no_grad()
-    def _filled(self, number: int, gradients: Gradients) -> torch.Tensor:
-        """The gradients of a node side by side; zeros where a parameter has none."""
-        if number == len(self._flat):
-            self._flat.append(self._zeros(self._size))
-            self._views.append(self._views_of(self._flat[number]))
-        pairs = list(zip(self._views[number], gradients, strict=True))
-        present = [(view, gradient) for view, gradient in pairs if gradient is not None]
-        torch._foreach_copy_([view for view, _ in present], [gradient for _, gradient in present])
-        for view, gradient in pairs:
-            if gradient is None:
-                view.zero_()
-        return self._flat[number]
-
     def add(
         self,
         sends: Sequence[tuple[Work, torch.Tensor]],
@@ -178,35 +144,32 @@ class _Bucket:
         """Sum this rank's shard along the tree, from the nodes that all ranks have sent."""
         for work, _ in sends:
             work.wait()
-        tree: TreeSum[torch.Tensor] = TreeSum(
-            num_microbatches, lambda left, right: left.add_(right)
-        )
+        tree: TreeSum[torch.Tensor] = TreeSum(num_microbatches, torch.Tensor.add_)
         offsets = [0] * len(sends)
         for nodes_of_rank in nodes:
             for number, node in enumerate(nodes_of_rank):
                 begin = offsets[number]
-                offsets[number] += self._shard_size
+                offsets[number] += self.shard_size
                 tree.give(node, self._received[number][begin : offsets[number]])
         self._shard_sum = without_negative_zeros(tree.total())
 
     def gather(self, comm: Comm) -> Work:
         """Start sending every rank the whole sum."""
-        self._sum = self._comm_zeros(self._size) if self._staged else self._flat[0]
+        self._sum = self._comm_zeros() if self._staged else self.piece()[0]
         work: Work
         if not self._is_gloo:
             work = _all_gather(self._sum, self._shard_sum, group=comm.group, async_op=True)
             return work
         # all_to_all in place of all_gather, which took twice as long with Gloo
-        rows = self._received[0].view(comm.world_size, self._shard_size)
+        rows = self._received[0].view(comm.world_size, self.shard_size)
         rows[1:] = self._shard_sum  # the shard's sum lies in the first row already
         work = dist.all_to_all_single(self._sum, self._received[0], group=comm.group, async_op=True)
         return work
 
     def set_gradients(self) -> None:
         if self._staged:
-            self._flat[0].copy_(self._sum)
-        for parameter, view in zip(self._parameters, self._views[0], strict=True):
-            parameter.grad = view
+            self.piece()[0].copy_(self._sum)
+        super().set_gradients()
 
 
 def without_negative_zeros(total: torch.Tensor) -> torch.Tensor:
@@ -214,12 +177,3 @@ def without_negative_zeros(total: torch.Tensor) -> torch.Tensor:
     depend on the device: a gradient that a rank does not have is a zero here, and nothing there.
     """
     return total.add_(0.0)
-
-
-def _shaped(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """The view of a piece of memory as a gradient of this parameter, with the parameter's strides
-    where these leave no gaps.
-    """
-    if parameter.is_complex():
-        flat = torch.view_as_complex(flat.view(-1, 2))
-    return flat.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())

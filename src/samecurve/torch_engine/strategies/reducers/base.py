@@ -1,0 +1,65 @@
+"""The base of all reducers: gradients are added up in place, in one process.
+
+autograd adds the gradients of each microbatch to those before it, and the devices of this process
+follow each other in their order.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import MicroBatch
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.base import norm_of
+
+
+class Reducer:
+    """Adds up the gradients of a step. The methods are called in their order here.
+
+    replicas: by device of this process, the trained parameters
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, replicas: Sequence[Sequence[nn.Parameter]]) -> None:
+        self._plan, self._comm, self._replicas = plan, comm, replicas
+
+    def begin_step(self, _num_microbatches: int) -> None:
+        """Before a step: no gradient is left. num_microbatches: over all devices."""
+        for parameters in self._replicas:
+            clear(parameters)
+
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        """Before a microbatch. is_last: whether it is this device's last one in this step."""
+
+    def end_microbatch(self, device_index: int) -> None:
+        """After the backward pass of a microbatch."""
+
+    def reduce(self) -> None:
+        """Leave the sum over all devices in the first replica's gradients."""
+        first = self._replicas[0]
+        for others in self._replicas[1:]:
+            for parameter, other in zip(first, others, strict=True):
+                if other.grad is None:
+                    continue
+                gradient = other.grad.to(parameter.device)
+                if parameter.grad is None:
+                    parameter.grad = gradient
+                else:
+                    parameter.grad.add_(gradient)
+                other.grad = None
+
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        """After reduce(): whether this process's microbatches gave the parameter a gradient."""
+        return parameter.grad is not None
+
+    def norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        """The norm of the whole gradient; float64."""
+        return norm_of(gradients)
+
+    def close(self) -> None: ...
+
+
+def clear(parameters: Sequence[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None

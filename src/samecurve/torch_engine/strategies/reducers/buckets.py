@@ -1,0 +1,189 @@
+"""Buckets: gradients of neighbouring parameters, side by side in one piece of memory, which are
+sent together while the last backward pass of a step still runs.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from samecurve.core.strategies import BUCKET_BYTES
+from samecurve.errors import UserError
+from samecurve.torch_engine.optimizers.optimizer import local_view
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+Gradients = list[torch.Tensor | None]  # one for each parameter of a bucket
+_ALIGN = 16  # numbers: parameters begin at multiples, for vector instructions, on any ranks
+
+
+class Bucket:
+    """Parameters of one number format, and pieces of memory for their gradients.
+
+    Complex numbers are pairs of real ones there.
+
+    num_shards: the memory can be cut into so many parts of one size
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], num_shards: int = 1) -> None:
+        self.parameters = parameters
+        first = local_view(parameters[0].detach())
+        self.dtype, self.device = first.dtype, first.device
+        self._extents: list[tuple[int, int]] = []
+        end = 0
+        for parameter in parameters:
+            size = local_view(parameter.detach()).numel()
+            self._extents.append((end, size))
+            end += -(-size // _ALIGN) * _ALIGN
+        self.shard_size = -(-end // (num_shards * _ALIGN)) * _ALIGN
+        self.size = self.shard_size * num_shards
+        self._pieces: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+
+    def piece(self, number: int = 0) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """A piece of memory, which stays, and its views by parameter; zeros at first."""
+        if number == len(self._pieces):
+            flat = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+            pairs = zip(self._extents, self.parameters, strict=True)
+            views = [_shaped(flat[at : at + size], one) for (at, size), one in pairs]
+            self._pieces.append((flat, views))
+        return self._pieces[number]
+
+    @torch.no_grad()
+    def filled(self, gradients: Gradients, number: int = 0) -> torch.Tensor:
+        """A piece of memory with these gradients; zeros where a parameter has none."""
+        flat, views = self.piece(number)
+        pairs = list(zip(views, gradients, strict=True))
+        present = [(view, grad) for view, grad in pairs if grad is not None and grad is not view]
+        if present:
+            torch._foreach_copy_([view for view, _ in present], [grad for _, grad in present])
+        for view, gradient in pairs:
+            if gradient is None:
+                view.zero_()
+        return flat
+
+    def set_gradients(self) -> None:
+        """Leave the first piece in the parameters' gradients."""
+        for parameter, view in zip(self.parameters, self.piece()[1], strict=True):
+            parameter.grad = view
+
+
+def _shaped(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """The view of a piece of memory as a gradient of this parameter, with the parameter's strides
+    where these leave no gaps.
+    """
+    if parameter.is_complex():
+        flat = torch.view_as_complex(flat.view(-1, 2))
+    return flat.as_strided(parameter.shape, torch.empty_like(parameter, device="meta").stride())
+
+
+def cut_into_buckets(parameters: Sequence[nn.Parameter]) -> list[slice]:
+    """Buckets of neighbouring parameters of one number format, some megabytes each.
+
+    The last parameters come first, since their gradients are there first.
+    """
+    buckets, end, size = [], len(parameters), 0
+    for number in reversed(range(len(parameters))):
+        size += parameters[number].nbytes
+        is_full = size >= BUCKET_BYTES[local_view(parameters[number]).device.type]
+        if is_full or number == 0 or _ends(parameters[number - 1], parameters[number]):
+            buckets.append(slice(number, end))
+            end, size = number, 0
+    return buckets
+
+
+def _ends(before: nn.Parameter, parameter: nn.Parameter) -> bool:
+    """Whether the parameter before this one lies in another bucket, whatever its size."""
+    kinds = [(local_view(one.detach()).dtype, one.device) for one in (before, parameter)]
+    return kinds[0] != kinds[1]
+
+
+class SendQueue:
+    """Sends buckets in their order, each once the last backward pass has given all its gradients.
+
+    buckets: the parameters of each
+    send: sends the bucket of this number; all ranks send in the same order
+    """
+
+    def __init__(
+        self, buckets: Sequence[Sequence[nn.Parameter]], send: Callable[[int], None]
+    ) -> None:
+        self._sizes = list(map(len, buckets))
+        self._send = send
+        numbered = enumerate(buckets)
+        self._bucket_of = {id(one): number for number, bucket in numbered for one in bucket}
+        self._missing = self._sizes
+        self.num_sent = 0
+        self.is_open = False  # a gradient of the pass in work may complete a bucket
+
+    def begin_step(self) -> None:
+        self.num_sent, self.is_open = 0, False
+
+    def begin_pass(self, *, is_last: bool) -> None:
+        self.is_open = is_last
+        if is_last:
+            self._missing = list(self._sizes)
+
+    def end_pass(self) -> None:
+        self.is_open = False
+
+    def ready(self, parameter: nn.Parameter) -> None:
+        """A gradient of the last pass is there."""
+        self._missing[self._bucket_of[id(parameter)]] -= 1
+        while self.num_sent < len(self._sizes) and not self._missing[self.num_sent]:
+            self._send_next()
+
+    def send_rest(self) -> None:
+        """Send what the last pass did not complete, on this rank."""
+        while self.num_sent < len(self._sizes):
+            self._send_next()
+
+    def _send_next(self) -> None:
+        self._send(self.num_sent)
+        self.num_sent += 1
+
+
+class GradientHooks:
+    """Hooks that are called when a backward pass has added to a parameter's gradient.
+
+    torch's part in C++ holds hooks, where Python's garbage collector sees no cycle: left in place
+    they would keep the whole model in a warm process. So close() removes them.
+    """
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], hook: Callable[[nn.Parameter], None]
+    ) -> None:
+        self._handles: list[RemovableHandle] = []
+        for parameter in parameters:
+            register: Any = parameter.register_post_accumulate_grad_hook
+            self._handles.append(register(hook))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def note_gradient(fired: set[int], parameter: nn.Parameter, *, exact: bool) -> None:
+    """Note that a backward pass has given a parameter its gradient.
+
+    fired: ids of the parameters that have one from this pass
+
+    UserError: one backward pass adds to the gradient several times, so nobody knows when it is
+    whole, nor how it would be added along a tree; or the gradient is sparse.
+    """
+    why, otherwise = ("train.exact: ", ", or --no-exact") if exact else ("", "")
+    if id(parameter) in fired:
+        raise UserError(
+            f"{why}a backward pass adds to the same gradient several times, as"
+            " torch.utils.checkpoint does with use_reentrant=True",
+            f"use_reentrant=False, or train.recompute{otherwise}",
+            "model",
+        )
+    if parameter.grad is not None and parameter.grad.is_sparse:
+        raise UserError(
+            f"{why}a layer gives sparse gradients",
+            f"sparse=False (nn.Embedding){otherwise}",
+            "model",
+        )
+    fired.add(id(parameter))

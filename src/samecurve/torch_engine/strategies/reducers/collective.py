@@ -1,0 +1,117 @@
+"""The reducer of the library's all-reduce, which adds in an order of its own.
+
+Each process adds up the gradients of its microbatches in place. The last backward pass completes
+bucket after bucket, and each is summed over the ranks while the pass still runs.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import MicroBatch
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.reducers.base import Reducer, clear
+from samecurve.torch_engine.strategies.reducers.buckets import (
+    Bucket,
+    GradientHooks,
+    SendQueue,
+    cut_into_buckets,
+    note_gradient,
+)
+
+# starts to sum a bucket of this number, whose memory is given; the result waits for the sum
+StartSum = Callable[[int, Bucket], Callable[[], object]]
+_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Collective(Reducer):
+    """Sums gradients over ranks, each of which has one device.
+
+    With gradient accumulation the gradients lie in the buckets from the start: beside them they
+    would take the memory of a whole model once more.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, replicas: Sequence[Sequence[nn.Parameter]]) -> None:
+        super().__init__(plan, comm, replicas)
+        (self._parameters,) = replicas
+        cuts = cut_into_buckets(self._parameters)
+        self._buckets = [Bucket(self._parameters[cut]) for cut in cuts]
+        self._in_buckets = plan.batch.accumulation_steps > 1
+        self._start_sum = _sum_of(plan, comm, len(cuts))
+        self._queue = SendQueue([bucket.parameters for bucket in self._buckets], self._send)
+        self._hooks = GradientHooks(self._parameters, self._gradient_ready)
+        self._waits: list[Callable[[], object]] = []
+        self._in_pass: set[int] = set()  # ids of parameters with a gradient of the pass in work
+        self._in_step: set[int] = set()  # of any pass of the step
+
+    def begin_step(self, _num_microbatches: int) -> None:
+        self._queue.begin_step()
+        self._in_pass.clear()
+        self._in_step.clear()
+        if not self._in_buckets:
+            clear(self._parameters)
+            return
+        for bucket in self._buckets:
+            bucket.piece()[0].zero_()
+            bucket.set_gradients()
+
+    def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
+        self._queue.begin_pass(is_last=is_last)
+        self._in_pass.clear()
+
+    def end_microbatch(self, _index: int) -> None:
+        self._queue.end_pass()
+        self._in_step |= self._in_pass
+
+    def _gradient_ready(self, parameter: nn.Parameter) -> None:
+        if self._queue.is_open:
+            note_gradient(self._in_pass, parameter, exact=False)
+            self._queue.ready(parameter)
+        else:
+            self._in_pass.add(id(parameter))
+
+    def _send(self, number: int) -> None:
+        bucket = self._buckets[number]
+        if not self._in_buckets:
+            bucket.filled([parameter.grad for parameter in bucket.parameters])
+            clear(bucket.parameters)
+        self._waits.append(self._start_sum(number, bucket))
+
+    def reduce(self) -> None:
+        self._queue.send_rest()
+        for wait in self._waits:
+            wait()
+        self._waits.clear()
+        if not self._in_buckets:
+            for bucket in self._buckets:
+                bucket.set_gradients()
+
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        return id(parameter) in self._in_step
+
+    def close(self) -> None:
+        self._hooks.close()
+
+
+def _sum_of(plan: Plan, comm: Comm, num_buckets: int) -> StartSum:
+    """How a bucket is summed: as it is, or compressed as the plan says."""
+    compress = plan.layout.compress
+    if compress == "powersgd":
+        from samecurve.torch_engine.strategies.reducers.powersgd import PowerSum
+
+        return PowerSum(comm, num_buckets).start
+    if compress in _NARROW:
+        return partial(_start_narrow_sum, comm, _NARROW[compress])
+    return lambda _number, bucket: comm.all_reduce(bucket.piece()[0])
+
+
+def _start_narrow_sum(
+    comm: Comm, dtype: torch.dtype, _number: int, bucket: Bucket
+) -> Callable[[], object]:
+    """Sum a bucket whose numbers are sent as `dtype`."""
+    flat, _ = bucket.piece()
+    wait = comm.all_reduce(flat.to(dtype))
+    return lambda: flat.copy_(wait())

@@ -1,0 +1,183 @@
+"""The reducer that adds along the step's tree (core/determinism/microbatches.py), so that the sum
+has the same bits on any devices.
+
+autograd itself adds the gradient of every second microbatch to that of its left neighbour, so
+gradient accumulation costs what it always does.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from samecurve.core.determinism.microbatches import Node, TreeSum
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import MicroBatch
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.strategies.reducers.base import Reducer, clear
+from samecurve.torch_engine.strategies.reducers.buckets import (
+    GradientHooks,
+    Gradients,
+    SendQueue,
+    cut_into_buckets,
+    note_gradient,
+)
+from samecurve.torch_engine.strategies.reducers.tree_exchange import Held, TreeExchange
+from samecurve.torch_engine.strategies.row_norm import RowSquares, norm_of_rows
+
+
+class Tree(Reducer):
+    """Adds along the tree in one process, which has one device or several."""
+
+    def __init__(self, plan: Plan, comm: Comm, replicas: Sequence[Sequence[nn.Parameter]]) -> None:
+        super().__init__(plan, comm, replicas)
+        self._squares: RowSquares | None = None
+        self._buckets = [slice(None)]  # what is sent together: here all of them, to nobody
+        self._in_pass: list[set[int]] = [set() for _ in replicas]  # ids, as note_gradient() does
+        self._hooks = [
+            GradientHooks(parameters, partial(self._gradient_ready, fired))
+            for parameters, fired in zip(replicas, self._in_pass, strict=True)
+        ]
+        # by device: the node of the tree that its microbatch is, or completes
+        self._nodes: list[Node] = [(0, 0) for _ in replicas]
+
+    def begin_step(self, num_microbatches: int) -> None:
+        super().begin_step(num_microbatches)
+        self._num_microbatches = num_microbatches
+        self._with_gradient: set[int] = set()  # ids of the first replica's parameters
+        # by device and bucket
+        self._sums = [
+            [TreeSum[Gradients](num_microbatches, add_gradients) for _ in self._buckets]
+            for _ in self._replicas
+        ]
+
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        """The backward pass of an odd microbatch adds to the gradients of the even one before it,
+        if this device has that one. Any other microbatch begins without gradients.
+        """
+        del is_last
+        sums, number = self._sums[device_index], microbatch.number
+        left_siblings = [one.take((0, number - 1)) for one in sums] if number % 2 else [None]
+        is_paired = left_siblings[0] is not None  # in every bucket, or in none
+        self._nodes[device_index] = (1, number // 2) if is_paired else (0, number)
+        self._in_pass[device_index].clear()
+        if not is_paired:
+            clear(self._replicas[device_index])
+
+    def end_microbatch(self, device_index: int) -> None:
+        for number in range(len(self._buckets)):
+            self._add(device_index, number)
+
+    def _add(self, device_index: int, bucket: int) -> None:
+        """Add the gradients of a bucket to the tree."""
+        parameters = self._replicas[device_index][self._buckets[bucket]]
+        gradients = [parameter.grad for parameter in parameters]
+        self._sums[device_index][bucket].give(self._nodes[device_index], gradients)
+
+    def _gradient_ready(self, fired: set[int], parameter: nn.Parameter) -> None:
+        note_gradient(fired, parameter, exact=True)
+
+    def _note_gradients(self, bucket: slice, held: Held) -> None:
+        for _, gradients in held:
+            pairs = zip(self._replicas[0][bucket], gradients, strict=True)
+            self._with_gradient |= {id(one) for one, gradient in pairs if gradient is not None}
+
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        return id(parameter) in self._with_gradient
+
+    def norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        shapes = [gradient.shape for gradient in gradients]
+        if self._squares is None or self._squares.shapes != shapes:  # of the step's other update
+            self._squares = RowSquares(gradients)
+        return norm_of_rows(self._squares(gradients))
+
+    def reduce(self) -> None:
+        total: TreeSum[Gradients] = TreeSum(self._num_microbatches, add_gradients)
+        first = self._replicas[0]
+        device = first[0].device
+        for sums in self._sums:
+            self._note_gradients(slice(None), sums[0].held)
+            for node, held in sums[0].held:
+                total.give(node, [None if grad is None else grad.to(device) for grad in held])
+        self._sums = []
+        for others in self._replicas[1:]:
+            clear(others)
+        summed = total.total()
+        if present := [gradient for gradient in summed if gradient is not None]:
+            torch._foreach_add_(present, 0.0)  # as without_negative_zeros()
+        for parameter, gradient in zip(first, summed, strict=True):
+            parameter.grad = _laid_out(gradient, parameter)
+
+    def close(self) -> None:
+        for hooks in self._hooks:
+            hooks.close()
+
+
+class TreeOverRanks(Tree):
+    """Adds along the tree over ranks, each of which has one device. Gradients are exchanged bucket
+    by bucket, while the last backward pass still runs.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm, replicas: Sequence[Sequence[nn.Parameter]]) -> None:
+        super().__init__(plan, comm, replicas)
+        self._parameters = replicas[0]
+        self._buckets = cut_into_buckets(self._parameters)
+        buckets = [self._parameters[cut] for cut in self._buckets]
+        self._queue = SendQueue(buckets, self._send)
+        self._exchange = TreeExchange(
+            buckets, comm, plan.layout.backend, plan.batch.microbatches_of
+        )
+
+    def begin_step(self, num_microbatches: int) -> None:
+        super().begin_step(num_microbatches)
+        self._queue.begin_step()
+
+    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
+        super().begin_microbatch(device_index, microbatch, is_last=is_last)
+        self._queue.begin_pass(is_last=is_last)
+
+    def _gradient_ready(self, fired: set[int], parameter: nn.Parameter) -> None:
+        super()._gradient_ready(fired, parameter)
+        if self._queue.is_open:
+            self._queue.ready(parameter)
+
+    def end_microbatch(self, device_index: int) -> None:
+        if not self._queue.is_open:
+            super().end_microbatch(device_index)
+            return
+        self._queue.send_rest()
+        self._queue.end_pass()
+
+    def _send(self, number: int) -> None:
+        """Send a bucket, and free the gradients that it was made of."""
+        bucket, sums = self._buckets[number], self._sums[0][number]
+        if self._queue.is_open:  # else this rank has no microbatch in this step
+            self._add(0, number)
+        self._note_gradients(bucket, sums.held)
+        self._exchange.send(number, sums.held, self._num_microbatches)
+        sums.held.clear()
+        clear(self._parameters[bucket])
+
+    def reduce(self) -> None:
+        self._queue.send_rest()
+        self._exchange.finish()
+
+
+def add_gradients(left: Gradients, right: Gradients) -> Gradients:
+    """The sum of two nodes of a step's tree, in the memory of the left one where it has some."""
+    both = [(a, b) for a, b in zip(left, right, strict=True) if a is not None and b is not None]
+    if both:
+        torch._foreach_add_([a for a, _ in both], [b for _, b in both])
+    return [b if a is None else a for a, b in zip(left, right, strict=True)]
+
+
+def _laid_out(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:
+    """The gradient with the parameter's strides, as TreeExchange leaves it; zeros where no
+    microbatch used the parameter.
+    """
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
