@@ -46,17 +46,17 @@ def test_auto_has_one_strategy_for_each_case(engine: str) -> None:
     assert auto_strategy(engine, "only a shard fits").sharding == "all devices"
 
 
-def test_exact_is_refused_where_the_row_names_no_exact_form() -> None:
-    """A new strategy, as CONTRIBUTING's recipe adds one, was trained by the class Exact instead."""
+def test_exact_is_refused_where_the_row_does_not_name_the_tree() -> None:
+    """As for a new strategy that CONTRIBUTING's recipe adds."""
     ddp = next(row for row in strategies_of("torch") if row.name == "ddp")
     fields = {"strategy": "late", "num_devices": 2, "compress": "none", "devices": ()}
-    spec = replace(ddp, has_exact_form=False)
+    spec = replace(ddp, reducers=("collective",))
     new: Any = SimpleNamespace(spec=spec, offload=False, **fields)
-    with pytest.raises(UserError, match="strategy late has no exact form"):
+    with pytest.raises(UserError, match="strategy late can't add along the step's tree"):
         check_exact_layout(new, is_auto=False)
     new.spec = ddp
     check_exact_layout(new, is_auto=False)
-    served = {(row.engine, row.name) for row in STRATEGIES.values() if row.exact_refusal is None}
+    served = {(row.engine, row.name) for row in STRATEGIES.values() if "tree" in row.reducers}
     assert served == STRATEGIES.keys()
 
 

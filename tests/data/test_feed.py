@@ -102,9 +102,6 @@ def test_ranks_together_see_the_order(world: int, accumulate: int) -> None:
     shares = [list(feed(world, device, accumulate=accumulate)) for device in range(world)]
     for step in range(9):
         assert [i for share in shares for i in ids(share[step][1])] == expected[step]
-        assert all(
-            share[step][1].rounds for share in shares
-        )  # a rank without a sample has a row to take part with
         assert all(share[step][1].samples == len(expected[step]) for share in shares)
 
 
@@ -174,7 +171,7 @@ def test_rows_that_follow_the_epoch_are_read_for_that_of_their_step(
     for step, batch in feed(world, 0, start=start, source=source):
         microbatches = [one for one_round in batch.rounds for one in one_round if one]
         epochs = {int(epoch) for one in microbatches for epoch in one.arrays["epoch"]}
-        assert epochs == {order.position(step).epoch}, step
+        assert not microbatches or epochs == {order.position(step).epoch}, step
     assert start or max(source.reads) > 10 // world + 1  # of several steps
     held_out = [one for staged in feed(1, 0, start=start).evaluation() for (one,) in staged if one]
     assert {int(epoch) for one in held_out for epoch in one.arrays["epoch"]} == {0}

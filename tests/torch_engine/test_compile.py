@@ -21,7 +21,6 @@ from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.compile_blocks import compile_model
-from samecurve.torch_engine.model.model_call import ModelCall
 from samecurve.torch_engine.model.model_setup import recompute, seeded
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
@@ -166,37 +165,6 @@ def test_a_sharded_block_is_one_program_and_is_gathered_ahead(
             *backward,
             "sums the model",
         ]
-
-
-def ddp_programs(_index: int, group: Any) -> int:
-    """How many programs a compiler makes of two blocks of 36 MB that are alike, under DDP."""
-    model = nn.ModuleDict({"layers": nn.ModuleList([WideBlock(), WideBlock()])})
-    made = []
-
-    def compiler(program: Any, _inputs: object) -> Any:
-        made.append(program)
-        return program
-
-    compile_model(model, "none", cast("str", compiler))
-    ddp = nn.parallel.DistributedDataParallel(ModelCall(model), process_group=group)
-    ddp(run_layers, torch.ones(1, 1500, requires_grad=True)).sum().backward()
-    return len(made)
-
-
-class WideBlock(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(*(nn.Linear(1500, 1500) for _ in range(4)))
-
-
-def run_layers(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    layers: Any = model.get_submodule("layers")
-    for layer in layers:
-        x = layer(x)
-    return x
-
-
-def test_a_block_larger_than_ddp_s_buckets_is_one_program(pool: Pool) -> None:
-    assert pool.run(1, ddp_programs) == [1]
 
 
 def test_ever_other_shapes_are_an_error() -> None:

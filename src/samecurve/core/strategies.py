@@ -13,6 +13,10 @@ Processes = Literal["one", "one per device", "as started"]  # as started: one, o
 Sharding = Literal["none", "all devices", "groups"]  # which devices share one copy of the model
 # how weights, gradients and optimizer state lie on devices (core/planning/memory.py counts them)
 StatePlacement = Literal["replicated", "sharded by block", "sharded whole"]
+# What adds up gradients. tree: along the step's balanced tree, in one order on any devices.
+# collective: each device in the order of its microbatches, and over devices by the library's
+# all-reduce or reduce-scatter
+Reducer = Literal["tree", "collective"]
 # bytes of gradients that are summed over processes at once, by the kind of device
 BUCKET_BYTES: Mapping[str, int] = {"cpu": 8 << 20, "cuda": 25 << 20}
 AutoCase = Literal["one device", "the model fits", "only a shard fits"]
@@ -41,9 +45,7 @@ class StrategySpec:
     takes_one_device: bool = False
     min_devices: int = 1
     runs_threads: bool = False  # a thread for each device, the first of which adds and updates
-    # with train.exact the engine's own exact form runs in place of the strategy: sums along the
-    # step's tree; False: train.exact is refused
-    has_exact_form: bool = False
+    reducers: tuple[Reducer, ...] = ("collective",)  # with which it can add up gradients
     refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
     # the whole remedy ("--strategy dp: why") when the user asks another engine for this strategy;
     # "": the remedy is --engine with this row's engine
@@ -60,23 +62,13 @@ class StrategySpec:
         return not self.takes_one_device and "devices.balance" not in self.refuses
 
     @property
-    def exact_refusal(self) -> Refusal | None:
-        """Why train.exact is refused on several devices; None: it is served."""
-        if self.has_exact_form:
-            return None
-        return self.refuses.get("train.exact", _NO_EXACT_FORM)
-
-    @property
     def docs_line(self) -> str:
         """The row of the table in docs/strategies.md."""
         cells = (f"`{self.name}`", self.summary, self.holds, self.sends, self.suits)
         return f"| {' | '.join(cells)} |"
 
 
-_NO_EXACT_FORM = Refusal(
-    "has no exact form (has_exact_form of its row in core/strategies.py)",
-    "--strategy ddp (dp with engine jax), or --no-exact",
-)
+_BOTH: tuple[Reducer, ...] = ("tree", "collective")
 _EVEN_BY_ROUNDS = "gathers weights in each round, in which all devices take part, so a slow one"
 
 
@@ -137,7 +129,7 @@ _ROWS = (
         auto="one device",
         traffic="nothing",
         takes_one_device=True,
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses={**_no_groups("single"), **_no_compression("single")},
         summary="one process",
         holds="everything",
@@ -151,7 +143,7 @@ _ROWS = (
         sharding="none",
         state="replicated",
         runs_threads=True,
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses={**_no_groups("dp"), **_no_compression("dp")},
         summary="one process, a thread for each device",
         holds="the weights and its own gradients; the first device the optimizer's state too",
@@ -166,7 +158,7 @@ _ROWS = (
         state="replicated",
         auto="the model fits",
         traffic="gradients",
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses=_no_groups("ddp"),
         other_engine=(
             "--strategy dp: dp is its data parallel: one process drives all devices, one all-reduce"
@@ -185,7 +177,7 @@ _ROWS = (
         state="sharded by block",
         auto="only a shard fits",
         traffic="weights and gradients",
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses={
             **_no_groups("fsdp"),
             **_no_compression("fsdp"),
@@ -208,7 +200,7 @@ _ROWS = (
         state="sharded by block",
         traffic="weights and gradients",
         min_devices=4,
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses={
             **_no_compression("hsdp"),
             **_refused_by_sharding("hsdp"),
@@ -228,7 +220,7 @@ _ROWS = (
         state="replicated",
         auto="one device",
         takes_one_device=True,
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses=_REFUSED_BY_JAX,
         summary="one process",
         holds="everything",
@@ -241,7 +233,7 @@ _ROWS = (
         sharding="none",
         state="replicated",
         auto="the model fits",
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses=_REFUSED_BY_JAX,
         summary="one process for all devices of a host",
         holds="everything",
@@ -254,7 +246,7 @@ _ROWS = (
         sharding="all devices",
         state="sharded whole",
         auto="only a shard fits",
-        has_exact_form=True,
+        reducers=_BOTH,
         refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX},
         summary="one process for all devices of a host, the model sharded",
         holds="its share of weights and optimizer state",

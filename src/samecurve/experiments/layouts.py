@@ -112,7 +112,7 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
         counts = list(range(2, num_devices + 1))
     else:
         counts = [2, 3, *(count for count in (4, 8) if count <= num_devices)]
-    exact = [row for row in strategies_of("torch") if row.has_exact_form]
+    exact = [row for row in strategies_of("torch") if "tree" in row.reducers]
     torch = [Layout("single", 1)]
     for row in exact:
         several = [count for count in counts if count >= row.min_devices]

@@ -5,7 +5,6 @@ What can't be computed so is refused; so is what would make the result depend on
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from samecurve.core.config.section import Precision, Recompute
 from samecurve.core.config.sections import Devices
@@ -15,12 +14,9 @@ from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device, Machine
+from samecurve.core.strategies import Reducer
 from samecurve.errors import NotExactError, UserError
 from samecurve.units import counted, first_and_count
-
-# tree: along the step's balanced tree, in one order on any devices. collective: each device in the
-# order of its microbatches, and over devices by the library's all-reduce or reduce-scatter
-Reducer = Literal["tree", "collective"]
 
 
 @dataclass(frozen=True, kw_only=True)

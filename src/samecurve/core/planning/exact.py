@@ -26,12 +26,16 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
 
     is_auto: the plan chose the strategy
     """
-    refusal = layout.spec.exact_refusal
-    if refusal and layout.num_devices > 1:
+    if "tree" not in layout.spec.reducers and layout.num_devices > 1:
         how = f"strategy {layout.strategy}"
         if is_auto:
             how += ", taken because the model does not fit on one device,"
-        raise NotExactError(f"train.exact: {how} {refusal.why}", refusal.remedy, "devices.strategy")
+        raise NotExactError(
+            f"train.exact: {how} can't add along the step's tree (reducers of its row in"
+            " core/strategies.py)",
+            "--strategy ddp (dp with engine jax), or --no-exact",
+            "devices.strategy",
+        )
     if layout.compress != "none":
         raise NotExactError(
             f"train.exact: compress {layout.compress} rounds what each device sends",

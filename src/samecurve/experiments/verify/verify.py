@@ -110,7 +110,7 @@ def _with_exact_settled(
     if not config.train.plan_chooses_exact:
         return config
     legs = [leg for layout in named for leg in layout.legs]
-    if any(leg.accumulation_steps or not leg.spec.has_exact_form for leg in legs):
+    if any(leg.accumulation_steps or "tree" not in leg.spec.reducers for leg in legs):
         return config.with_values(train={"exact": False})
     alone = on_one_device(config, kind)
     settled = with_exact_settled(alone, machine, facts)

@@ -21,19 +21,22 @@ STRATEGIES: Mapping[str, str] = {
     "fsdp": "fsdp:FSDP",
     "hsdp": "fsdp:FSDP",
 }
-# where sums follow the step's tree: whole models, and sharded ones
-_TREE = "replicated:Replicated"
-_TREE_SHARDED = "exact_fsdp:ExactFSDP"
-_TREE_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # which gather weights once a step
+# those that are others where sums follow the step's tree
+_WITH_TREE: Mapping[str, str] = {
+    "single": "replicated:Replicated",
+    "fsdp": "exact_fsdp:ExactFSDP",
+    "hsdp": "exact_fsdp:ExactFSDP",
+}
+_WITH_TREE_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # where weights are gathered once a step
 
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """The plan's strategy, for these devices of this process."""
     place = STRATEGIES[plan.layout.strategy]
     if plan.compute.reducer == "tree":
-        place = _TREE_SHARDED if plan.layout.shards > 1 else _TREE
+        place = _WITH_TREE.get(plan.layout.strategy, place)
         if plan.layout.gathers_once:
-            place = _TREE_ONCE
+            place = _WITH_TREE_ONCE
     module, _, name = place.partition(":")
     kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
     return kind(plan, comm, devices)

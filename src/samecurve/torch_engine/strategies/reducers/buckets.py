@@ -99,69 +99,86 @@ def _ends(before: nn.Parameter, parameter: nn.Parameter) -> bool:
     return kinds[0] != kinds[1]
 
 
-class SendQueue:
-    """Sends buckets in their order, each once the last backward pass has given all its gradients.
+class GradientQueue:
+    """Watches backward passes, and sends buckets in their order, each once the last pass has given
+    all its gradients.
+
+    torch's part in C++ holds hooks, where Python's garbage collector sees no cycle: left in place
+    they would keep the whole model in a warm process. So close() removes them.
 
     buckets: the parameters of each
     send: sends the bucket of this number; all ranks send in the same order
+    in_pass: ids of the parameters with a gradient of the pass in work
     """
 
     def __init__(
-        self, buckets: Sequence[Sequence[nn.Parameter]], send: Callable[[int], None]
+        self,
+        buckets: Sequence[Sequence[nn.Parameter]],
+        send: Callable[[int], None] | None = None,
+        *,
+        exact: bool,
     ) -> None:
+        self.in_pass: set[int] = set()
+        self.sends = False  # whether a gradient of the pass in work may complete a bucket
+        self._is_open = False  # a pass of a microbatch is in work; trials have passes of their own
+        self._num_sent, self._exact = 0, exact
         self._sizes = list(map(len, buckets))
+        self._missing = list(self._sizes)
         self._send = send
         numbered = enumerate(buckets)
         self._bucket_of = {id(one): number for number, bucket in numbered for one in bucket}
-        self._missing = self._sizes
-        self.num_sent = 0
-        self.is_open = False  # a gradient of the pass in work may complete a bucket
+        self._hooks: list[RemovableHandle] = []
+        for parameter in (one for bucket in buckets for one in bucket):
+            register: Any = parameter.register_post_accumulate_grad_hook
+            self._hooks.append(register(self._gradient_ready))
 
     def begin_step(self) -> None:
-        self.num_sent, self.is_open = 0, False
+        self._num_sent = 0
 
-    def begin_pass(self, *, is_last: bool) -> None:
-        self.is_open = is_last
+    def begin_pass(self, *, is_last: bool = False) -> None:
+        self.in_pass.clear()
+        self._is_open = True
+        self.sends = is_last and self._send is not None
         if is_last:
             self._missing = list(self._sizes)
 
     def end_pass(self) -> None:
-        self.is_open = False
-
-    def ready(self, parameter: nn.Parameter) -> None:
-        """A gradient of the last pass is there."""
-        self._missing[self._bucket_of[id(parameter)]] -= 1
-        while self.num_sent < len(self._sizes) and not self._missing[self.num_sent]:
-            self._send_next()
+        """Send what the last pass did not complete, on this rank."""
+        self._is_open = False
+        if self.sends:
+            self.send_rest()
+            self.sends = False
 
     def send_rest(self) -> None:
-        """Send what the last pass did not complete, on this rank."""
-        while self.num_sent < len(self._sizes):
+        while self._num_sent < len(self._sizes):
+            self._send_next()
+
+    def _gradient_ready(self, parameter: nn.Parameter) -> None:
+        """Called for each gradient of each pass: one call of Python, and few operations."""
+        if not self._is_open:
+            return
+        key = id(parameter)
+        if key in self.in_pass or parameter.grad.is_sparse:  # type: ignore[union-attr]
+            note_gradient(self.in_pass, parameter, exact=self._exact)
+        self.in_pass.add(key)
+        if self.sends:
+            bucket = self._bucket_of[key]
+            self._missing[bucket] -= 1
+            if not self._missing[bucket] and bucket == self._num_sent:
+                self._send_complete()
+
+    def _send_complete(self) -> None:
+        while self._num_sent < len(self._sizes) and not self._missing[self._num_sent]:
             self._send_next()
 
     def _send_next(self) -> None:
-        self._send(self.num_sent)
-        self.num_sent += 1
-
-
-class GradientHooks:
-    """Hooks that are called when a backward pass has added to a parameter's gradient.
-
-    torch's part in C++ holds hooks, where Python's garbage collector sees no cycle: left in place
-    they would keep the whole model in a warm process. So close() removes them.
-    """
-
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], hook: Callable[[nn.Parameter], None]
-    ) -> None:
-        self._handles: list[RemovableHandle] = []
-        for parameter in parameters:
-            register: Any = parameter.register_post_accumulate_grad_hook
-            self._handles.append(register(hook))
+        assert self._send is not None
+        self._send(self._num_sent)
+        self._num_sent += 1
 
     def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        for hook in self._hooks:
+            hook.remove()
 
 
 def note_gradient(fired: set[int], parameter: nn.Parameter, *, exact: bool) -> None:

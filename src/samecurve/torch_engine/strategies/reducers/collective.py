@@ -16,10 +16,8 @@ from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.reducers.base import Reducer, clear
 from samecurve.torch_engine.strategies.reducers.buckets import (
     Bucket,
-    GradientHooks,
-    SendQueue,
+    GradientQueue,
     cut_into_buckets,
-    note_gradient,
 )
 
 # starts to sum a bucket of this number, whose memory is given; the result waits for the sum
@@ -41,15 +39,13 @@ class Collective(Reducer):
         self._buckets = [Bucket(self._parameters[cut]) for cut in cuts]
         self._in_buckets = plan.batch.accumulation_steps > 1
         self._start_sum = _sum_of(plan, comm, len(cuts))
-        self._queue = SendQueue([bucket.parameters for bucket in self._buckets], self._send)
-        self._hooks = GradientHooks(self._parameters, self._gradient_ready)
+        parameters = [bucket.parameters for bucket in self._buckets]
+        self._queue = GradientQueue(parameters, self._send, exact=False)
         self._waits: list[Callable[[], object]] = []
-        self._in_pass: set[int] = set()  # ids of parameters with a gradient of the pass in work
-        self._in_step: set[int] = set()  # of any pass of the step
+        self._in_step: set[int] = set()  # ids of parameters with a gradient of any pass
 
     def begin_step(self, _num_microbatches: int) -> None:
         self._queue.begin_step()
-        self._in_pass.clear()
         self._in_step.clear()
         if not self._in_buckets:
             clear(self._parameters)
@@ -60,18 +56,10 @@ class Collective(Reducer):
 
     def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
         self._queue.begin_pass(is_last=is_last)
-        self._in_pass.clear()
 
     def end_microbatch(self, _index: int) -> None:
         self._queue.end_pass()
-        self._in_step |= self._in_pass
-
-    def _gradient_ready(self, parameter: nn.Parameter) -> None:
-        if self._queue.is_open:
-            note_gradient(self._in_pass, parameter, exact=False)
-            self._queue.ready(parameter)
-        else:
-            self._in_pass.add(id(parameter))
+        self._in_step |= self._queue.in_pass
 
     def _send(self, number: int) -> None:
         bucket = self._buckets[number]
@@ -93,7 +81,7 @@ class Collective(Reducer):
         return id(parameter) in self._in_step
 
     def close(self) -> None:
-        self._hooks.close()
+        self._queue.close()
 
 
 def _sum_of(plan: Plan, comm: Comm, num_buckets: int) -> StartSum:

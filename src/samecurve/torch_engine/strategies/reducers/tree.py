@@ -6,7 +6,6 @@ gradient accumulation costs what it always does.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import nn
@@ -17,11 +16,9 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.reducers.base import Reducer, clear
 from samecurve.torch_engine.strategies.reducers.buckets import (
-    GradientHooks,
+    GradientQueue,
     Gradients,
-    SendQueue,
     cut_into_buckets,
-    note_gradient,
 )
 from samecurve.torch_engine.strategies.reducers.tree_exchange import Held, TreeExchange
 from samecurve.torch_engine.strategies.row_norm import RowSquares, norm_of_rows
@@ -34,13 +31,12 @@ class Tree(Reducer):
         super().__init__(plan, comm, replicas)
         self._squares: RowSquares | None = None
         self._buckets = [slice(None)]  # what is sent together: here all of them, to nobody
-        self._in_pass: list[set[int]] = [set() for _ in replicas]  # ids, as note_gradient() does
-        self._hooks = [
-            GradientHooks(parameters, partial(self._gradient_ready, fired))
-            for parameters, fired in zip(replicas, self._in_pass, strict=True)
-        ]
+        self._queues = self._make_queues()  # by device
         # by device: the node of the tree that its microbatch is, or completes
         self._nodes: list[Node] = [(0, 0) for _ in replicas]
+
+    def _make_queues(self) -> list[GradientQueue]:
+        return [GradientQueue([parameters], exact=True) for parameters in self._replicas]
 
     def begin_step(self, num_microbatches: int) -> None:
         super().begin_step(num_microbatches)
@@ -56,16 +52,16 @@ class Tree(Reducer):
         """The backward pass of an odd microbatch adds to the gradients of the even one before it,
         if this device has that one. Any other microbatch begins without gradients.
         """
-        del is_last
         sums, number = self._sums[device_index], microbatch.number
         left_siblings = [one.take((0, number - 1)) for one in sums] if number % 2 else [None]
         is_paired = left_siblings[0] is not None  # in every bucket, or in none
         self._nodes[device_index] = (1, number // 2) if is_paired else (0, number)
-        self._in_pass[device_index].clear()
         if not is_paired:
             clear(self._replicas[device_index])
+        self._queues[device_index].begin_pass(is_last=is_last)
 
     def end_microbatch(self, device_index: int) -> None:
+        self._queues[device_index].end_pass()
         for number in range(len(self._buckets)):
             self._add(device_index, number)
 
@@ -74,9 +70,6 @@ class Tree(Reducer):
         parameters = self._replicas[device_index][self._buckets[bucket]]
         gradients = [parameter.grad for parameter in parameters]
         self._sums[device_index][bucket].give(self._nodes[device_index], gradients)
-
-    def _gradient_ready(self, fired: set[int], parameter: nn.Parameter) -> None:
-        note_gradient(fired, parameter, exact=True)
 
     def _note_gradients(self, bucket: slice, held: Held) -> None:
         for _, gradients in held:
@@ -110,8 +103,8 @@ class Tree(Reducer):
             parameter.grad = _laid_out(gradient, parameter)
 
     def close(self) -> None:
-        for hooks in self._hooks:
-            hooks.close()
+        for queue in self._queues:
+            queue.close()
 
 
 class TreeOverRanks(Tree):
@@ -119,40 +112,28 @@ class TreeOverRanks(Tree):
     by bucket, while the last backward pass still runs.
     """
 
-    def __init__(self, plan: Plan, comm: Comm, replicas: Sequence[Sequence[nn.Parameter]]) -> None:
-        super().__init__(plan, comm, replicas)
-        self._parameters = replicas[0]
+    def _make_queues(self) -> list[GradientQueue]:
+        (self._parameters,) = self._replicas
         self._buckets = cut_into_buckets(self._parameters)
         buckets = [self._parameters[cut] for cut in self._buckets]
-        self._queue = SendQueue(buckets, self._send)
-        self._exchange = TreeExchange(
-            buckets, comm, plan.layout.backend, plan.batch.microbatches_of
-        )
+        batch, backend = self._plan.batch, self._plan.layout.backend
+        self._exchange = TreeExchange(buckets, self._comm, backend, batch.microbatches_of)
+        return [GradientQueue(buckets, self._send, exact=True)]
 
     def begin_step(self, num_microbatches: int) -> None:
         super().begin_step(num_microbatches)
-        self._queue.begin_step()
-
-    def begin_microbatch(self, device_index: int, microbatch: MicroBatch, *, is_last: bool) -> None:
-        super().begin_microbatch(device_index, microbatch, is_last=is_last)
-        self._queue.begin_pass(is_last=is_last)
-
-    def _gradient_ready(self, fired: set[int], parameter: nn.Parameter) -> None:
-        super()._gradient_ready(fired, parameter)
-        if self._queue.is_open:
-            self._queue.ready(parameter)
+        self._queues[0].begin_step()
 
     def end_microbatch(self, device_index: int) -> None:
-        if not self._queue.is_open:
+        if self._queues[0].sends:
+            self._queues[0].end_pass()
+        else:
             super().end_microbatch(device_index)
-            return
-        self._queue.send_rest()
-        self._queue.end_pass()
 
     def _send(self, number: int) -> None:
         """Send a bucket, and free the gradients that it was made of."""
         bucket, sums = self._buckets[number], self._sums[0][number]
-        if self._queue.is_open:  # else this rank has no microbatch in this step
+        if self._queues[0].sends:  # else this rank has no microbatch in this step
             self._add(0, number)
         self._note_gradients(bucket, sums.held)
         self._exchange.send(number, sums.held, self._num_microbatches)
@@ -160,7 +141,7 @@ class TreeOverRanks(Tree):
         clear(self._parameters[bucket])
 
     def reduce(self) -> None:
-        self._queue.send_rest()
+        self._queues[0].send_rest()
         self._exchange.finish()
 
 
