@@ -75,7 +75,7 @@ Layout = tuple[str, int, int]  # strategy, world, accumulation
 LAYOUTS: dict[str, list[Layout]] = {  # of an engine, of which each strategy is here
     "torch": [
         ("single", 1, 4),
-        ("ddp", 3, 4),
+        ("ddp", 3, 4),  # the tail of an epoch leaves ranks without a sample
         ("dp", 3, 1),
         ("fsdp", 2, 4),
         ("hsdp", 4, 1),
