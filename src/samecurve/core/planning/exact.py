@@ -1,24 +1,134 @@
-"""The decisions of train.exact: its refusals, where bits would follow the devices, the microbatches
-of one size on any devices, and the memory of their sums.
+"""Where it is decided whether a run is exact: has the same bits on any devices.
+
+train.exact says yes or no; where it says auto, choose_exact() decides by the config, the model and
+the kind of device: on CPU ranks by one rule (exact_auto.py), on GPUs no, since no GPU has measured
+the cost. So a config is decided alike on any number of devices, under any strategy, and on any
+machine. The run's first plan fixes the choice.
+
+An exact run has microbatches of one size on any devices (choose_exact_batch), adds along the step's
+tree, computes with kernels that give the same bits each time, and with the same threads on any
+ranks (cpu_ranks.py). What would make bits follow the devices is refused (check_...).
 """
 
-from math import prod
+from collections.abc import Sequence
 
-from samecurve.core.config.sections import Batch, Optimizer
-from samecurve.core.determinism.microbatches import TreeSum, microbatches_of, subtrees
+from samecurve.core.config.sections import Batch, Config, Optimizer
+from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
+from samecurve.core.planning.exact_auto import least_work
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
-from samecurve.core.planning.memory import (
-    MemoryOptions,
-    MemoryTerm,
-    autocast_itemsize,
-    sample_bytes,
-)
+from samecurve.core.planning.machine import Kind, Machine, choose_devices
 from samecurve.errors import NotExactError
-from samecurve.units import counted, first_and_count
+from samecurve.units import counted, first_and_count, show_count
+
+
+def choose_exact(
+    config: Config, machine: Machine, facts: Facts, fixed: Fixed | None
+) -> tuple[Config | None, str]:
+    """Choose the config of an exact run, and what is to be said of the choice. None: it is not
+    exact, and why.
+
+    fixed: what the run's first plan fixed, whose choice stays; None: this is the first plan
+    """
+    if fixed is not None:
+        exact = config.with_values(train={"exact": True}) if fixed.exact else None
+        return exact, "as this run began"
+    devices = choose_devices(config.devices, config.engine, machine).value
+    if hindrance := exact_hindrance(config, facts, devices[0].kind):
+        return None, hindrance
+    return _choose_by_work(config, facts)
+
+
+def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
+    if not facts.flops_per_sample or not facts.arrays:
+        why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
+        return None, f"the work of a sample is not known{why}"
+    least = least_work(facts, compiled=config.train.compile)
+    micro, work = 0, 0.0
+    for num_devices in exact_candidates(config):
+        micro = _microbatch(config, num_devices)
+        work = facts.flops_per_sample * micro
+        is_cut = micro < (config.batch.samples or 1)
+        if is_cut and facts.whole_batch:
+            return None, "batch_loss() would compute the features of each microbatch twice"
+        if work >= least or not is_cut:
+            return exact_on(config, num_devices), ""
+    return None, (
+        f"a microbatch of {counted(micro, 'sample')} is {show_count(work)}FLOP, and exactness costs"
+        f" little from {show_count(least)}FLOP on"
+    )
+
+
+def flags_for(chosen: Config | None, asked: Config) -> str:
+    """The flags that ask for an exact run with the bits of other layouts, which are exact by
+    themselves.
+
+    chosen: the config of these; None: they are not exact either. asked: as the user gave it
+    """
+    number = chosen.train.exact_devices if chosen else asked.train.exact_devices
+    if chosen and asked.batch.per_device:  # which --exact takes for the size of a microbatch
+        return f"--exact --set batch.per_device={_microbatch(chosen, number or 1)}"
+    if number in {asked.train.exact_devices, EXACT_DEVICES[0]}:
+        return "--exact"
+    return f"--exact --set train.exact_devices={number}"
+
+
+def exact_candidates(config: Config) -> Sequence[int]:
+    """The numbers of devices that may share a step, in the order in which they are considered.
+
+    Smaller ones than the first give larger microbatches.
+    """
+    if config.train.exact_devices:
+        return (config.train.exact_devices,)
+    by_size = {_microbatch(config, number): number for number in reversed(EXACT_DEVICES)}
+    return sorted(by_size.values(), reverse=True)
+
+
+def exact_on(config: Config, num_devices: int) -> Config:
+    """The config of an exact run. num_devices: how many can share a step"""
+    return config.with_values(train={"exact": True, "exact_devices": num_devices})
+
+
+def _microbatch(config: Config, num_devices: int) -> int:
+    """The samples of a microbatch, of a batch that does not follow the devices.
+
+    num_devices: how many can share a step
+    """
+    batch = config.batch
+    share = -(-(batch.samples or 1) // num_devices)
+    return min(share, batch.per_device or share)
+
+
+def exact_words(split: BatchSplit, why: str, idle_cores: str) -> str:
+    """The words for an exact run that the plan has chosen.
+
+    why: to be said too; '': nothing. idle_cores: what would use them; '': there are none
+    """
+    count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
+    words = f"the same bits on up to {counted(count, 'device')}"
+    if why:
+        words += f", {why}"
+    if places > count:
+        words += f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"
+        words += f" in {counted(split.accumulation_steps, 'round')}"
+    return f"{words}; {idle_cores}" if idle_cores else words
+
+
+def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
+    """What stands in the way of exact runs of this config on devices of this kind; '': nothing."""
+    batch = config.batch
+    hindrances = {
+        "engine jax compiles an exact step for every device anew": config.engine == "jax",
+        "batch.per_device without batch.samples follows the devices": batch.samples is None,
+        "batch.accumulate follows the devices": batch.accumulate is not None,
+        "train.allow_coupled": config.train.allow_coupled,
+        "the model mixes the samples of a microbatch": bool(facts.coupled),
+    }
+    unmeasured = "unmeasured on GPUs" if kind == "cuda" else ""
+    return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact or unmeasured)
 
 
 def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
@@ -179,188 +289,3 @@ def _exact_microbatch(
     if section.per_device:
         return min(section.per_device, global_batch_size), "batch.per_device"
     return share, why
-
-
-def exact_memory(
-    options: MemoryOptions,
-    facts: Facts,
-    layout: Layout,
-    split: BatchSplit,
-    *,
-    capacity: int | None,
-    is_resumed: bool,
-) -> list[MemoryTerm]:
-    """The memory of the sums of a step's microbatches, and of weights that are gathered wide.
-
-    capacity: samples that fit without them; None: not known
-
-    NotExactError: no microbatch fits beside them.
-    """
-    terms = [_exact_term(options, facts, layout, split)]
-    if copies := _copies(options, facts, layout):
-        terms.append(copies)
-    each = sample_bytes(options, facts)
-    if capacity is None:
-        return terms
-    if each:
-        capacity -= -(-sum(term.bytes for term in terms) // each)
-    if capacity < 1:
-        raise NotExactError(
-            "the sums that train.exact holds beside the gradients leave no room for a sample",
-            "a smaller model, or --no-exact",
-            "train.exact",
-        )
-    micro = split.micro_batch_size
-    if micro > capacity:
-        fitting = micro
-        while fitting > capacity:  # halved, so that the devices share them out as before
-            fitting = -(-fitting // 2)
-        smaller = f"batch.per_device={fitting}"
-        remedy = (
-            f"--set {smaller}: microbatches of that size wherever this is to give the same bits"
-        )
-        if is_resumed:
-            remedy = (
-                "fewer ranks on this machine, or a device with more memory: this run's microbatches"
-                f" are of {micro}"
-            )
-        raise NotExactError(
-            f"a microbatch of {micro} samples does not fit: {capacity} do",
-            remedy,
-            "batch.per_device",
-            instead=f"{smaller} makes it fit",
-        )
-    return terms
-
-
-def _exact_term(
-    options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
-) -> MemoryTerm:
-    """The memory beside one gradient: sums that wait for their siblings, and sums on their way
-    between devices.
-    """
-    if layout.is_sharded_by_block:
-        kind = _once_term if layout.gathers_once else _sharded_term
-        return kind(options, facts, layout, split)
-    count = split.num_microbatches
-    of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
-    waiting = max(_most_waiting(count, numbers) for numbers in of_device)
-    sent = max(len(subtrees(numbers, count)) for numbers in of_device)
-    if layout.engine == "jax":
-        moved = 3
-    elif layout.world_size > 1:
-        moved = 2
-    else:
-        moved = 0  # added in place: by one device, or by the first one's thread
-    copies = waiting + moved * sent
-    width = options.itemsize
-    formula = (
-        f"{copies} x {facts.trainable} x {width} B: {waiting} sums that wait, the rest on its way"
-        " between devices"
-    )
-    return MemoryTerm("exact", copies * facts.trainable * width, formula)
-
-
-def _sharded_term(
-    options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
-) -> MemoryTerm:
-    """The memory beside one shard of the gradient: shards of sums that wait, those that copies of
-    the model exchange, and a group's gradients of all ranks as they arrive.
-    """
-    count, width = split.num_microbatches, options.itemsize
-    num_copies = split.num_devices // split.interleaved
-    waiting = sent = 0
-    for copy in range(num_copies):
-        numbers = split.microbatches_of_group(count, copy)
-        held = _held_after(count, numbers)[:: -split.interleaved]  # at the ends of the rounds
-        waiting, sent = max([waiting, *held]), max([sent, *held[:1]])
-    copies = waiting - 1 + (2 * sent if num_copies > 1 else 0)
-    shard = -(-facts.trainable // layout.shards)
-    largest = _largest_group(facts)
-    formula = (
-        f"({copies} x {shard} + {largest}) x {width} B: {waiting} shards of sums that wait, one of"
-        " which becomes the gradient; the largest group's gradients of all ranks"
-    )
-    return MemoryTerm("exact", (copies * shard + largest) * width, formula)
-
-
-def _once_term(
-    options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
-) -> MemoryTerm:
-    """The memory beside one whole gradient and its shard, where gradients are exchanged once a
-    step: whole sums that wait, and those of the largest group on their way. Under hsdp, if it is
-    more: the shards that copies of the model exchange, for which whole gradients are let go of.
-    """
-    count, width = split.num_microbatches, options.itemsize
-    of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
-    waiting = max(_most_waiting(count, numbers) for numbers in of_device)
-    sent = max(len(subtrees(numbers, count)) for numbers in of_device)
-    largest = _largest_group(facts)
-    numbers = waiting * facts.trainable + 2 * sent * largest
-    formula = (
-        f"({waiting} x {facts.trainable} + {2 * sent} x {largest}) x {width} B: {waiting} sums that"
-        " wait; the largest group's gradients as they are exchanged"
-    )
-    num_copies = split.num_devices // layout.shards
-    if num_copies > 1:
-        of_copies = [microbatches_of(count, copy, num_copies) for copy in range(num_copies)]
-        moved = 3 * max(len(subtrees(of_copy, count)) for of_copy in of_copies)
-        shard = -(-facts.trainable // layout.shards)
-        if moved * shard - facts.trainable > numbers:
-            numbers = moved * shard - facts.trainable
-            formula = (
-                f"({moved} x {shard} - {facts.trainable}) x {width} B: shards that copies exchange,"
-                " more than whole gradients, which are let go of by then"
-            )
-    return MemoryTerm("exact", numbers * width, formula)
-
-
-def _largest_group(facts: Facts) -> int:
-    """The numbers of the largest group of weights that is gathered at once."""
-    return max(facts.block_params, facts.params - facts.blocks * facts.block_params)
-
-
-def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm | None:
-    """What sharded weights take more in f32 than in two bytes, where train.exact gathers them as
-    they are and autocast rounds them; None: they are no wider.
-    """
-    width, narrow = options.itemsize, autocast_itemsize(options.precision)
-    if not layout.is_sharded_by_block or narrow == width:
-        return None
-    blocks = facts.blocks
-    if layout.reshards_by_block:
-        blocks = min(2, blocks)
-    wider, kept = blocks * facts.block_params, "kept for backward"
-    rounded = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
-    if options.recompute != "none":
-        rounded, kept = 2 * facts.block_params, "of the largest block, with their gradient"
-    formula = (
-        f"{wider} gathered weights x {width - narrow} B more; {rounded} x {narrow} B: weights as"
-        f" products take them, {kept}"
-    )
-    return MemoryTerm("copies", wider * (width - narrow) + rounded * narrow, formula)
-
-
-def _held_after(count: int, numbers: range) -> list[int]:
-    """How many sums are held after each microbatch."""
-    sums: TreeSum[None] = TreeSum(count, lambda _left, _right: None)
-    held = []
-    for number in numbers:
-        sums.give((0, number), None)
-        held.append(len(sums.held))
-    return held
-
-
-def _most_waiting(count: int, numbers: range) -> int:
-    """The most sums that are held while the next microbatch's gradient is computed.
-
-    A right sibling is added in place to the left one.
-    """
-    sums: TreeSum[None] = TreeSum(count, lambda _left, _right: None)
-    most = 0
-    for number in numbers:
-        left_sibling = (0, number - 1)
-        in_place = number % 2 == 1 and bool(sums.held) and sums.held[-1][0] == left_sibling
-        most = max(most, len(sums.held) - in_place)
-        sums.give((0, number), None)
-    return most

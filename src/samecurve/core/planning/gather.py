@@ -70,9 +70,9 @@ def _gathered_once(options: MemoryOptions, facts: Facts, by_round: StepMemory) -
     room = room_of_layout(options, facts, layout, split.micro_batch_size)
     held = _with_whole(room.terms, options, facts)
     if by_round.is_exact:
-        from samecurve.core.planning.exact import exact_memory
+        from samecurve.core.planning.tree_memory import tree_memory
 
-        held += exact_memory(options, facts, layout, split, capacity=None, is_resumed=False)
+        held += tree_memory(options, facts, layout, split, capacity=None, is_resumed=False)
     terms = peak_terms(held, options, facts, split, layout.shards)
     return StepMemory(layout, split, terms, by_round.is_exact)
 

@@ -79,7 +79,7 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     """
     if not config.train.plan_chooses_exact:
         return _Planning(config, machine, facts, fixed).plan()
-    from samecurve.core.planning.exact_choice import choose_exact, flags_for
+    from samecurve.core.planning.exact import choose_exact, flags_for
 
     chosen, why = choose_exact(config, machine, facts, fixed)
     flags = flags_for(chosen, config)
@@ -259,10 +259,10 @@ class _Planning:
         facts, is_exact = self.facts, self.config.train.is_exact
         held = room_of_layout(options, facts, layout, split.micro_batch_size).terms
         if is_exact:
-            from samecurve.core.planning.exact import exact_memory
+            from samecurve.core.planning.tree_memory import tree_memory
 
             is_resumed = self.fixed is not None
-            held += exact_memory(
+            held += tree_memory(
                 options, facts, layout, split, capacity=capacity.samples, is_resumed=is_resumed
             )
         terms = peak_terms(held, options, facts, split, layout.shards)
@@ -341,7 +341,7 @@ class _Planning:
         if not self.chooses_exact:
             self.log.reasons["threads"] += f"; {idle}" if idle else ""
             return
-        from samecurve.core.planning.exact_choice import exact_words
+        from samecurve.core.planning.exact import exact_words
 
         why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
         if self.config.train.is_exact:
