@@ -49,6 +49,7 @@ def test_the_copies_from_the_devices_count_as_blocked(tmp_path: Path) -> None:
     context: Any = SimpleNamespace(
         plan=SimpleNamespace(eval_samples=None, every=SimpleNamespace(check_replicas=0)),
         engine=SimpleNamespace(gather=gather),
+        hooks=(),
         heartbeat=lambda _step, _phase: None,
         store=store(tmp_path, saves=saves),
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSum, EvalSums
 from samecurve.core.events import REQUESTS, Event
+from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -56,9 +57,8 @@ from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
 if TYPE_CHECKING:
-    from samecurve.core.sentinel import Choice
+    from samecurve.jax_engine.feature_hooks import JaxHooks
     from samecurve.jax_engine.replica_check import ReplicaCheck
-    from samecurve.jax_engine.sentinel import Sentinel
 
 
 class JaxEngine:
@@ -228,8 +228,8 @@ class JaxEngine:
         staged: StagedRounds = batch.rounds
         if not self._checked:
             self._check_loss(staged.example)
-        if self.plan.sentinel:
-            self._compute_again(state, batch)
+        for hooks in self._hooks:
+            hooks.before_step(state, batch)
         local = self._local_metrics(batch, requests)
         rate = np.asarray(lr, self._dtype)
         when = progress_array(batch.progress)
@@ -239,26 +239,33 @@ class JaxEngine:
         )
         return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
 
-    def _compute_again(self, state: State, batch: Batch) -> None:
-        """Compare gradients of one microbatch, in steps in which the sentinel does so."""
-        choice = self._sentinel.choice(batch)
-        if choice is not None:
-            inputs = self._inputs_again(state, batch, choice)
-            self.notes.append(self._sentinel.check(choice, batch, *inputs))
+    @cached_property
+    def _hooks(self) -> Sequence["JaxHooks"]:
+        """The hooks of the run's features, made once the loss was checked."""
+        if not self.plan.features:
+            return ()
+        from samecurve.jax_engine.feature_hooks import HookContext
 
-    def _inputs_again(
-        self, state: State, batch: Batch, choice: "Choice"
+        context = HookContext(
+            setup=self._setup,
+            means=self._names,
+            first_step=self._first_step,
+            inputs_of=self._inputs_of,
+            notes=self.notes,
+        )
+        return [hooks(context, value) for _, hooks, value in hooks_of(self.plan.features, "jax")]
+
+    def _inputs_of(
+        self, state: State, batch: Batch, device: int, number: int
     ) -> tuple[State, Rows, int]:
-        """The state, the step's rows, and the accumulation step of the microbatch."""
+        """The state, the step's rows, and the accumulation step in which a device has one of its
+        microbatches: idle ones come first.
+        """
         staged: StagedRounds = batch.rounds
         rows = self._staging.trained_rows(staged.rows)
-        return state, rows, self._sentinel.round_of(choice, batch)
-
-    @cached_property
-    def _sentinel(self) -> "Sentinel":
-        from samecurve.jax_engine.sentinel import Sentinel
-
-        return Sentinel(self._setup, self._names, self._first_step)
+        numbers = self.plan.batch.microbatches_of(batch.num_microbatches, device)
+        round_ = self.plan.batch.accumulation_steps - len(numbers) + numbers.index(number)
+        return state, rows, round_
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
         """The step's program, as XLA compiled it."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
+from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
     from samecurve.torch_engine.model.weight_average import WeightAverage
+    from samecurve.torch_engine.step.feature_hooks import TorchHooks
 
 
 class TorchEngine:
@@ -94,6 +96,10 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
+        self.features: dict[str, TorchHooks] = {  # of the run, in their order
+            name: hooks(self._setup, value)
+            for name, hooks, value in hooks_of(plan.features, "torch")
+        }
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack = ExitStack()
         self._exit_stack.callback(self._strategy.close)
@@ -196,7 +202,7 @@ class TorchEngine:
         step_buffers: names of buffers that every forward pass moves alike; they move once a step.
         """
         self._step_buffers = step_buffers
-        self.step = make_training_step(self._setup, state, step_buffers)
+        self.step = make_training_step(self._setup, state, step_buffers, self.features.values())
 
     def _assemble(self, is_given: IsGiven | None) -> State:
         """The state of a run's start, without the values that are given."""

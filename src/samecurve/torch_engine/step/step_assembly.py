@@ -2,9 +2,10 @@
 hooks that only some runs need.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
+from typing import TYPE_CHECKING
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.optimizers.optimizer import HostCopyParam
@@ -12,16 +13,23 @@ from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
 
+if TYPE_CHECKING:
+    from samecurve.torch_engine.step.feature_hooks import TorchHooks
+
 # The training step of a run: one update, or several in turn. It is given the state, the batch, the
 # learning rate and this rank's requests; it changes the state in place, and returns it.
 Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, PendingMetrics]]
 
 
 def make_training_step(
-    setup: EngineSetup, state: State, step_buffers: AbstractSet[str] = frozenset()
+    setup: EngineSetup,
+    state: State,
+    step_buffers: AbstractSet[str] = frozenset(),
+    features: Iterable["TorchHooks"] = (),
 ) -> Step:
     """The step of this process.
 
+    features: of the run, in their order
     step_buffers: names of buffers that change once a step, not in each forward pass.
     """
     kind = TrainingStep
@@ -40,7 +48,9 @@ def make_training_step(
     _follow_last_update(steps[-1])
     for step in steps:
         _scale_loss(step)
-        _compute_again(step, len(steps))
+    for feature in features:
+        feature.add_to(steps)
+    for step in steps:
         _watch(step)
     if len(steps) == 1:
         return steps[0].run
@@ -130,23 +140,6 @@ def _scale_loss(step: TrainingStep) -> None:
         return
     step.before_step.append(lambda _batch: step.set_loss_scale(scale.value))
     step.after_update.append(lambda _step, finite: scale.update(finite=finite))
-
-
-def _compute_again(step: TrainingStep, phases: int) -> None:
-    """Compute one microbatch of some steps again, and compare the gradients (train.sentinel).
-
-    phases: how many updates a step has
-    """
-    rule = step.plan.sentinel
-    if rule is None:
-        return
-    from samecurve.torch_engine.sentinel import Sentinel
-
-    sentinel = Sentinel(step, rule, phases=phases)
-    step.before_step.append(sentinel.before_step)
-    step.after_forward.append(sentinel.after_forward)
-    step.after_backward.append(sentinel.after_backward)
-    step.first_steps.append(sentinel.after_reduction)
 
 
 def _watch(step: TrainingStep) -> None:

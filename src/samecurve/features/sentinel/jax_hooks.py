@@ -7,30 +7,39 @@ weights and rows of the step: it checks the devices, and not the very numbers th
 """
 
 import socket
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.data_order import by_length
 from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.events import Event
 from samecurve.core.protocols import Batch
-from samecurve.core.sentinel import CheckedGradient, Choice, Row, alike, choose, is_due, judge
+from samecurve.features.sentinel import SentinelRule
+from samecurve.features.sentinel.verdict import (
+    CheckedGradient,
+    Choice,
+    Row,
+    alike,
+    choose,
+    is_due,
+    judge,
+)
 from samecurve.jax_engine.array_types import Arrays
 from samecurve.jax_engine.checkpoint import State, all_params
+from samecurve.jax_engine.feature_hooks import HookContext, JaxHooks
 from samecurve.jax_engine.replica_check import bit_sums
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
     LossSums,
     Rows,
-    Setup,
     first_of,
     microbatch_gradients,
     progress_array,
@@ -41,31 +50,24 @@ from samecurve.jax_engine.strategies import AXIS
 _HOST_NAME = 64  # bytes
 
 
-class Sentinel:
-    """Checks some steps of an engine.
+class Hooks(JaxHooks):
+    """Checks some steps of an engine."""
 
-    names: the means beside the loss
-    first_step: of this process
-    """
+    def __init__(self, context: HookContext, value: SentinelRule) -> None:
+        super().__init__(context, value)
+        setup = context.setup
+        self._setup, self._plan, self._rule = setup, setup.plan, value
+        self.arrays = list(setup.layout.trained)  # the names of those that are hashed
 
-    def __init__(self, setup: Setup, names: Sequence[str], first_step: int) -> None:
-        assert setup.plan.sentinel
-        self._setup, self._plan, self._rule = setup, setup.plan, setup.plan.sentinel
-        self._means, self._first_step = names, first_step
-        self._arrays = list(setup.layout.trained)
+    def before_step(self, state: Any, batch: Batch) -> None:
+        """Compare gradients of one microbatch, in steps in which the sentinel does so."""
+        if not is_due(self._rule, batch.step, self.context.first_step):
+            return
+        choice = choose(self._plan, batch.step, batch.num_microbatches)
+        inputs = self.context.inputs_of(state, batch, choice.device, choice.number)
+        self.context.notes.append(self._check(choice, batch, *inputs))
 
-    def choice(self, batch: Batch) -> Choice | None:
-        """The microbatch of a step that is computed again; None: the step is not checked."""
-        if not is_due(self._rule, batch.step, self._first_step):
-            return None
-        return choose(self._plan, batch.step, batch.num_microbatches)
-
-    def round_of(self, choice: Choice, batch: Batch) -> int:
-        """The accumulation step in which its device has the microbatch: idle ones come first."""
-        numbers = self._plan.batch.microbatches_of(batch.num_microbatches, choice.device)
-        return self._plan.batch.accumulation_steps - len(numbers) + numbers.index(choice.number)
-
-    def check(self, choice: Choice, batch: Batch, state: State, rows: Rows, round_: int) -> Event:
+    def _check(self, choice: Choice, batch: Batch, state: State, rows: Rows, round_: int) -> Event:
         """Compute and compare; all processes call it together. Returns a line for the journal.
 
         rows: [devices, accumulation steps, microbatch, ...]; round_: which of these steps
@@ -90,7 +92,7 @@ class Sentinel:
             choice=choice,
             count=batch.num_microbatches,
             ids=self._ids(batch, choice) if finding else (),
-            names=self._arrays,
+            names=self.arrays,
             hosts=self._hosts() if finding else (),
         )
         counts = [len(of_device) for of_device in times]
@@ -118,9 +120,9 @@ class Sentinel:
             whole = strategy.gather_params(shards, setup.model.shapes)
             params, merge = split_trained(setup, whole)
             factor = loss_factor(scale, setup.plan.nominal_weight)
-            sums_of = LossSums(setup.task, self._means, when)
+            sums_of = LossSums(setup.task, self.context.means, when)
             sums = microbatch_gradients(sums_of, merge, params, microbatch, factor)
-            own = jnp.stack([bit_sums(sums.gradients[name]) for name in self._arrays])
+            own = jnp.stack([bit_sums(sums.gradients[name]) for name in self.arrays])
             gathered: jax.Array = lax.all_gather(own, AXIS)
             return gathered
 
@@ -156,34 +158,3 @@ class Sentinel:
         each = layout.num_devices // layout.world_size
         hosts = [host for host in by_process for _ in range(each)]
         return hosts if len(set(hosts)) > 1 else []
-
-
-def rows_everywhere(
-    own: Mapping[int, Rows],
-    like: Rows,
-    devices: Sequence[jax.Device],
-    sharding: NamedSharding,
-) -> Rows:
-    """Rows [devices, 1, microbatch, ...] over all devices, of single microbatches.
-
-    own: by the number among `devices`, those of this process; others are zeros, in the form of
-        `like`
-    """
-
-    def part(number: int, array: jax.Array, device: jax.Device) -> jax.Array:
-        if number not in own:
-            zeros: jax.Array = jax.device_put(np.zeros(array.shape, array.dtype), device)
-            return zeros[None, None]
-        return array[None, None]
-
-    parts = [
-        jax.tree.map(partial(part, number, device=device), own.get(number, like))
-        for number, device in enumerate(devices)
-    ]
-
-    def join(*of_devices: jax.Array) -> jax.Array:
-        shape = (sharding.mesh.size, *of_devices[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(of_devices))
-
-    joined: Rows = jax.tree.map(join, *parts)
-    return joined
