@@ -86,8 +86,8 @@ def train(
     exact = {"exact": True} if plan.compute.exact else {}
     context.record(Event("started", done, {**exact, **context.started}))
     _check_split(context, state, done)
-    if plan.every.check_replicas and done < plan.steps:
-        _check_replicas(context, state, done)
+    for hooks in context.hooks if done < plan.steps else ():
+        hooks.before_training(state, done)
 
     is_alone = plan.layout.world_size == 1  # nobody else is to agree to what this rank is asked
     next_due, is_saving = plan.next_due(done), False
@@ -179,12 +179,6 @@ def _check_split(context: LoopContext[State, Staged], state: State, done: int) -
         context.record(Event("warned", done, {"text": line}))
 
 
-def _check_replicas(context: LoopContext[State, Staged], state: State, step: int) -> None:
-    """RunError: devices that should have the same weights have other bits."""
-    num_arrays = context.engine.check_replicas(state, step)
-    context.record(Event("hashed", step, {"arrays_alike": num_arrays}))
-
-
 def _record_notes(context: LoopContext[State, Staged], done: int) -> None:
     for note in context.engine.notes:
         line = Event("warned", done, {"text": note}) if isinstance(note, str) else note
@@ -213,12 +207,10 @@ def run_due_actions(
     step: int,
     due: set[str],
 ) -> None:
-    """Compare replicas, evaluate, sample, hash and save, in this order: a checkpoint carries its
-    own metrics, and nothing is made of weights that differ.
-    """
+    """Evaluate, sample, hash and save, in this order: a checkpoint carries its own metrics."""
     plan, engine = context.plan, context.engine
-    if plan.every.check_replicas:
-        _check_replicas(context, state, step)
+    for hooks in context.hooks:
+        hooks.before_actions(state, step)
     save = bool(due & {"save", "stop"})
     if "evaluate" in due and plan.eval_samples:
         context.heartbeat(step, "evaluate")

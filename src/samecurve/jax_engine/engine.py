@@ -4,7 +4,7 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +58,6 @@ from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
 if TYPE_CHECKING:
     from samecurve.jax_engine.feature_hooks import JaxHooks
-    from samecurve.jax_engine.replica_check import ReplicaCheck
 
 
 class JaxEngine:
@@ -91,6 +90,9 @@ class JaxEngine:
         self._checked = False  # whether the loss was looked at
         self._is_new = True  # whether the run began in this process
         self._first_step = 0  # of this process
+        self.features: dict[str, JaxHooks] = {  # of the run, in their order
+            name: hooks(self, value) for name, hooks, value in hooks_of(plan.features, "jax")
+        }
 
     @property
     def device(self) -> jax.Device:
@@ -119,6 +121,7 @@ class JaxEngine:
             strategy=strategy,
             layout=layout,
             dtype=dtype,
+            features=list(self.features.values()),
         )
 
     @property
@@ -228,7 +231,7 @@ class JaxEngine:
         staged: StagedRounds = batch.rounds
         if not self._checked:
             self._check_loss(staged.example)
-        for hooks in self._hooks:
+        for hooks in self.features.values():
             hooks.before_step(state, batch)
         local = self._local_metrics(batch, requests)
         rate = np.asarray(lr, self._dtype)
@@ -239,23 +242,27 @@ class JaxEngine:
         )
         return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
 
-    @cached_property
-    def _hooks(self) -> Sequence["JaxHooks"]:
-        """The hooks of the run's features, made once the loss was checked."""
-        if not self.plan.features:
-            return ()
-        from samecurve.jax_engine.feature_hooks import HookContext
+    @property
+    def setup(self) -> Setup:
+        """The parts of the compiled programs."""
+        return self._setup
 
-        context = HookContext(
-            setup=self._setup,
-            means=self._names,
-            first_step=self._first_step,
-            inputs_of=self._inputs_of,
-            notes=self.notes,
-        )
-        return [hooks(context, value) for _, hooks, value in hooks_of(self.plan.features, "jax")]
+    @property
+    def means(self) -> Sequence[str]:
+        """The names of the means beside the loss, known from the first step on."""
+        return self._names
 
-    def _inputs_of(
+    @property
+    def first_step(self) -> int:
+        """The first step of this process."""
+        return self._first_step
+
+    def one_state(self, state: Any) -> State:
+        """The state with arrays over all devices."""
+        one: State = state
+        return one
+
+    def inputs_of(
         self, state: State, batch: Batch, device: int, number: int
     ) -> tuple[State, Rows, int]:
         """The state, the step's rows, and the accumulation step in which a device has one of its
@@ -337,15 +344,6 @@ class JaxEngine:
             name: digest(np.asarray(array.addressable_data(0))).hex()
             for name, array in self.named_arrays(state)
         }
-
-    def check_replicas(self, state: State, step: int) -> int:
-        return self._replica_check.compare(dict(self.named_arrays(state)), step)
-
-    @cached_property
-    def _replica_check(self) -> "ReplicaCheck":
-        from samecurve.jax_engine.replica_check import ReplicaCheck
-
-        return ReplicaCheck(self.plan, self._mesh)
 
     def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
         """The arrays of a state that a checkpoint holds, by name."""

@@ -104,7 +104,7 @@ class ExactEngine(JaxEngine):
         staged: list[StagedMicroBatch] = batch.rounds
         if not self._checked:
             self._check_loss(self._example(staged))
-        for hooks in self._hooks:
+        for hooks in self.features.values():
             hooks.before_step(state, batch)
         staged = [replace(one, rows=self._staging.trained_rows(one.rows)) for one in staged]
         count = len(split_batch(batch.samples, self.plan.batch.micro_batch_size))
@@ -141,7 +141,7 @@ class ExactEngine(JaxEngine):
         """States whose parameters, as these are asked for, are whole on each device."""
         return states
 
-    def _inputs_of(
+    def inputs_of(
         self, state: Any, batch: Batch, _device: int, number: int
     ) -> tuple[State, Rows, int]:
         staged: list[StagedMicroBatch] = batch.rounds
@@ -152,7 +152,7 @@ class ExactEngine(JaxEngine):
             if one.number == number
         }
         rows = rows_everywhere(own, like, self._local_devices, self._staging.by_device)
-        return self._one_state(state), rows, 0
+        return self.one_state(state), rows, 0
 
     def _dummy(self) -> StagedMicroBatch:
         """A microbatch of the form that all have."""
@@ -391,10 +391,7 @@ class ExactEngine(JaxEngine):
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])
 
-    def check_replicas(self, state: Any, step: int) -> int:
-        return super().check_replicas(self._one_state(state), step)
-
-    def _one_state(self, state: ReplicaStates) -> State:
+    def one_state(self, state: ReplicaStates) -> State:
         """One state whose arrays have a copy on each device."""
 
         def joined(*copies: jax.Array) -> jax.Array:

@@ -12,7 +12,6 @@ from samecurve.units import counted, show_bytes
 _SAID = {
     "auto_strategy": (0, "strategy "),
     "offload": (100, "offload: "),
-    "replicas": (200, "replicas: "),
     "loss": (400, "loss "),
     "optimizer": (500, "optimizer "),
     "defaults": (510, ""),

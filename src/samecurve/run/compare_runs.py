@@ -33,7 +33,6 @@ _METRICS = ("loss", "grad_norm")
 # config keys that affect no result
 _NEUTRAL = (
     "devices.",
-    "train.check_replicas",
     "train.hash_every",
     "train.log_every",
     "train.eval_every",

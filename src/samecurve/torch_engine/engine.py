@@ -4,7 +4,6 @@ A step is step/training_step.py, an evaluation evaluation.py.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -111,7 +110,6 @@ class TorchEngine:
 
             ONE_DEVICE_VIEW.acquire()
             self._exit_stack.callback(ONE_DEVICE_VIEW.release)
-        self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
         self._average: WeightAverage | None = None  # train.ema, once there is a state
@@ -193,16 +191,13 @@ class TorchEngine:
             is_split=is_split,
             allowed=self.plan.compute.allow_coupled,
         )
-        self._begin_steps(state, verdict.steady)
+        self._setup.step_buffers.update(verdict.steady)
+        self._begin_steps(state)
         return [*lines, *verdict.notes]
 
-    def _begin_steps(self, state: State, step_buffers: AbstractSet[str] = frozenset()) -> None:
-        """Put the step of this state together.
-
-        step_buffers: names of buffers that every forward pass moves alike; they move once a step.
-        """
-        self._step_buffers = step_buffers
-        self.step = make_training_step(self._setup, state, step_buffers, self.features.values())
+    def _begin_steps(self, state: State) -> None:
+        """Put the step of this state together."""
+        self.step = make_training_step(self._setup, state, self.features.values())
 
     def _assemble(self, is_given: IsGiven | None) -> State:
         """The state of a run's start, without the values that are given."""
@@ -281,14 +276,6 @@ class TorchEngine:
         self._sync_buffers()
         return states.digests(self._setup, state)
 
-    def check_replicas(self, state: State, step: int) -> int:
-        from samecurve.torch_engine.replica_check import compare_replicas
-
-        left_out = self._step_buffers  # each rank moves them by itself
-        if self.plan.compute.allow_coupled:
-            left_out = {name for name, _ in state.model.named_buffers()}
-        return compare_replicas(self._setup, state, step, left_out)
-
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
         return max(map(peak_memory_bytes, self.devices))
@@ -315,6 +302,6 @@ class TorchEngine:
         step_buffers = [
             buffer
             for name, buffer in self._strategy.models[0].named_buffers()
-            if name in self._step_buffers
+            if name in self._setup.step_buffers
         ]
         self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)

@@ -83,9 +83,6 @@ class Train(Section):
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""
-    check_replicas: NonNegativeInt = 0
-    """steps between comparisons of what several devices hold alike (weights, buffers, optimizer
-    state), bit by bit; also before each evaluation and save. A difference ends the run; 0: none"""
     non_finite: Literal["stop", "skip"] = "stop"
     """a gradient that is not finite: stop, or skip the step on every rank and count it"""
 

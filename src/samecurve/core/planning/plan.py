@@ -48,7 +48,7 @@ _NAMES = {  # of the fields whose keys are older than their names
 # of older plans: whether masks followed the device; microbatches that a rank computed side by side
 _OLDER = {"reseeded", "lanes"}
 # what is done between steps, by the names that Intervals has for it
-_ACTIONS = ("evaluate", "sample", "save", "hash", "check_replicas")
+_ACTIONS = ("evaluate", "sample", "save", "hash")
 # parts of a plan that have no key themselves: their fields stand beside those of the plan
 _SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}
 
@@ -203,8 +203,11 @@ class Plan:
 
     @property
     def _steps_between(self) -> dict[str, int]:
+        """The steps between actions, by the action's name or the feature's."""
         every = asdict(self.every)
-        return {what: every[what] for what in _ACTIONS if every[what]}
+        for name, (feature, value) in zip(self.features, self._features_on(), strict=True):
+            every[name] = feature.steps_between(value)
+        return {what: every[what] for what in (*_ACTIONS, *self.features) if every[what]}
 
     def to_json(self) -> dict[str, Any]:
         """The form in plan.json and the journal, whose public keys are older than our names."""

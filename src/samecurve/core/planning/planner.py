@@ -147,7 +147,7 @@ class _Planning:
             buckets=facts.buckets,
             tokens_per_sample=facts.tokens_per_sample,
             nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
-            every=log.take(choose_intervals(train, order, layout)),
+            every=log.take(choose_intervals(train, order)),
             keep=train.keep,
             best=train.goal,
             features=features,

@@ -15,9 +15,7 @@ from samecurve.core.config.sections import Batch, ScheduleFields
 from samecurve.core.config.train_section import Train
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision
-from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError
-from samecurve.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +72,9 @@ class Intervals:
     sample: int
     hash: int = 0
     save_seconds: float = 0.0  # between saves that go by time; 0: none do
-    check_replicas: int = 0
 
 
-def choose_intervals(train: Train, order: Order, layout: Layout) -> Decision[Intervals]:
+def choose_intervals(train: Train, order: Order) -> Decision[Intervals]:
     """The intervals of the config, in steps; saves may go by time."""
     save_seconds = seconds_of(train.save_every) or 0.0
     intervals = Intervals(
@@ -87,7 +84,6 @@ def choose_intervals(train: Train, order: Order, layout: Layout) -> Decision[Int
         sample=_interval(train.sample_every, order),
         hash=train.hash_every if train.is_exact else 0,
         save_seconds=save_seconds,
-        check_replicas=train.check_replicas if layout.num_devices > 1 else 0,
     )
     reasons = {}
     if save_seconds:
@@ -95,23 +91,7 @@ def choose_intervals(train: Train, order: Order, layout: Layout) -> Decision[Int
             "and at the end; more rarely where saves would take more than 1 % of the time. Curves"
             " don't depend on it"
         )
-    if train.check_replicas:
-        reasons["replicas"] = _why_compared(train.check_replicas, layout)
     return Decision(intervals, reasons)
-
-
-def _why_compared(interval: int, layout: Layout) -> str:
-    """What train.check_replicas compares in this layout, in words."""
-    if layout.num_devices == 1:
-        return "not compared: one device has one copy of everything"
-    when = f"every {counted(interval, 'step')}, and before each evaluation and save"
-    if layout.shards == layout.num_devices:
-        return (
-            f"{layout.strategy} holds each number once; what every device has whole (buffers, small"
-            f" vectors) is compared {when}"
-        )
-    copies = layout.num_devices // layout.shards
-    return f"{copies} copies are compared {when}"
 
 
 def check_steps(train_steps: int | str, steps: int | None = None) -> None:

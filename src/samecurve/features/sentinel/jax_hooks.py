@@ -32,9 +32,9 @@ from samecurve.features.sentinel.verdict import (
     judge,
 )
 from samecurve.jax_engine.array_types import Arrays
+from samecurve.jax_engine.bit_sums import bit_sums
 from samecurve.jax_engine.checkpoint import State, all_params
-from samecurve.jax_engine.feature_hooks import HookContext, JaxHooks
-from samecurve.jax_engine.replica_check import bit_sums
+from samecurve.jax_engine.feature_hooks import JaxHooks
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
@@ -53,19 +53,20 @@ _HOST_NAME = 64  # bytes
 class Hooks(JaxHooks):
     """Checks some steps of an engine."""
 
-    def __init__(self, context: HookContext, value: SentinelRule) -> None:
-        super().__init__(context, value)
-        setup = context.setup
-        self._setup, self._plan, self._rule = setup, setup.plan, value
-        self.arrays = list(setup.layout.trained)  # the names of those that are hashed
+    value: SentinelRule
+
+    @cached_property
+    def arrays(self) -> list[str]:
+        """The names of the arrays that are hashed."""
+        return list(self.engine.setup.layout.trained)
 
     def before_step(self, state: Any, batch: Batch) -> None:
         """Compare gradients of one microbatch, in steps in which the sentinel does so."""
-        if not is_due(self._rule, batch.step, self.context.first_step):
+        if not is_due(self.value, batch.step, self.engine.first_step):
             return
-        choice = choose(self._plan, batch.step, batch.num_microbatches)
-        inputs = self.context.inputs_of(state, batch, choice.device, choice.number)
-        self.context.notes.append(self._check(choice, batch, *inputs))
+        choice = choose(self.engine.plan, batch.step, batch.num_microbatches)
+        inputs = self.engine.inputs_of(state, batch, choice.device, choice.number)
+        self.engine.notes.append(self._check(choice, batch, *inputs))
 
     def _check(self, choice: Choice, batch: Batch, state: State, rows: Rows, round_: int) -> Event:
         """Compute and compare; all processes call it together. Returns a line for the journal.
@@ -76,8 +77,8 @@ class Hooks(JaxHooks):
         """
         place = np.array([choice.device, round_], np.int32)
         params, when = all_params(state), progress_array(batch.progress)
-        times: list[list[Row]] = [[] for _ in self._plan.layout.devices]
-        groups, finding = alike(self._plan), None
+        times: list[list[Row]] = [[] for _ in self.engine.plan.layout.devices]
+        groups, finding = alike(self.engine.plan), None
         least = 2 if any(len(group) == 1 for group in groups) else 1
         while len(times[0]) < least or (finding and len(times[0]) < 3):
             halves = np.asarray(self.hashes(params, state["scale"], rows, when, place))
@@ -86,8 +87,8 @@ class Hooks(JaxHooks):
                 of_device.append(row)
             finding = judge(times, groups)
         gradient = CheckedGradient(
-            plan=self._plan,
-            rule=self._rule,
+            plan=self.engine.plan,
+            rule=self.value,
             step=batch.step,
             choice=choice,
             count=batch.num_microbatches,
@@ -103,7 +104,7 @@ class Hooks(JaxHooks):
         """Compile: (parameters, scale, rows, when, [device, accumulation step]) -> [devices,
         arrays, 2], the two halves of each hash.
         """
-        setup, strategy = self._setup, self._setup.strategy
+        setup, strategy = self.engine.setup, self.engine.setup.strategy
 
         def program(
             shards: Arrays, scale: jax.Array, rows: Rows, when: jax.Array, place: jax.Array
@@ -120,7 +121,7 @@ class Hooks(JaxHooks):
             whole = strategy.gather_params(shards, setup.model.shapes)
             params, merge = split_trained(setup, whole)
             factor = loss_factor(scale, setup.plan.nominal_weight)
-            sums_of = LossSums(setup.task, self.context.means, when)
+            sums_of = LossSums(setup.task, self.engine.means, when)
             sums = microbatch_gradients(sums_of, merge, params, microbatch, factor)
             own = jnp.stack([bit_sums(sums.gradients[name]) for name in self.arrays])
             gathered: jax.Array = lax.all_gather(own, AXIS)
@@ -133,13 +134,13 @@ class Hooks(JaxHooks):
             in_specs=(all_params(setup.layout.specs), whole, by_device, whole, whole),
             out_specs=whole,
         )
-        return exact_jit(mapped) if self._plan.compute.exact else jax.jit(mapped)
+        return exact_jit(mapped) if self.engine.plan.compute.exact else jax.jit(mapped)
 
     def _ids(self, batch: Batch, choice: Choice) -> list[int]:
         """The samples of a microbatch, as the feed has them."""
-        size = self._plan.batch.micro_batch_size
-        ids = self._plan.order.ids(range(batch.step, batch.step + 1))[0]
-        lengths = self._setup.task.train_data().lengths
+        size = self.engine.plan.batch.micro_batch_size
+        ids = self.engine.plan.order.ids(range(batch.step, batch.step + 1))[0]
+        lengths = self.engine.setup.task.train_data().lengths
         if lengths is not None:
             ids = by_length(ids, lengths[ids], size)
         samples: list[int] = ids[choice.number * size :][:size].tolist()
@@ -147,7 +148,7 @@ class Hooks(JaxHooks):
 
     def _hosts(self) -> list[str]:
         """The host of each device; empty: there is one host."""
-        layout = self._plan.layout
+        layout = self.engine.plan.layout
         if layout.world_size == 1:
             return []
         from jax.experimental.multihost_utils import process_allgather

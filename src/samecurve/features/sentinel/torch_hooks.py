@@ -31,9 +31,9 @@ from samecurve.features.sentinel.verdict import (
     is_due,
     judge,
 )
+from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.replica_check import BitSums
 from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.precision import in_precision, on_device

@@ -36,6 +36,8 @@ class EngineSetup:
     draw_sites: DrawSites  # of all of them
     # for the user; the loop records and empties it
     notes: list[str | Event] = field(default_factory=list)
+    # names of buffers that every forward pass moves alike, and that move once a step
+    step_buffers: set[str] = field(default_factory=set)
 
     @property
     def device(self) -> torch.device:

@@ -3,7 +3,6 @@ hooks that only some runs need.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,16 +21,9 @@ Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, 
 
 
 def make_training_step(
-    setup: EngineSetup,
-    state: State,
-    step_buffers: AbstractSet[str] = frozenset(),
-    features: Iterable["TorchHooks"] = (),
+    setup: EngineSetup, state: State, features: Iterable["TorchHooks"] = ()
 ) -> Step:
-    """The step of this process.
-
-    features: of the run, in their order
-    step_buffers: names of buffers that change once a step, not in each forward pass.
-    """
+    """The step of this process. features: of the run, in their order"""
     kind = TrainingStep
     if setup.plan.compute.whole_batch:
         from samecurve.torch_engine.step.batch_loss import BatchLossStep
@@ -42,8 +34,7 @@ def make_training_step(
         _move_host_copies_back(step)
         _watch_first_steps(step)
         _time_forward(step)
-        _keep_step_buffers(step, step_buffers)
-        _compare_devices(step)
+        _keep_step_buffers(step)
     _check_held_tensors(steps[-1])
     _follow_last_update(steps[-1])
     for step in steps:
@@ -91,8 +82,9 @@ def _time_forward(step: TrainingStep) -> None:
     step.after_forward.append(timer.end)
 
 
-def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
+def _keep_step_buffers(step: TrainingStep) -> None:
     """Let these buffers change once a step, however many microbatches it has."""
+    names = step.setup.step_buffers
     if not names:
         return
     from samecurve.torch_engine.step.step_buffers import StepBuffers
@@ -102,15 +94,6 @@ def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
     step.after_forward.append(buffers.after_forward)
     step.after_backward.append(buffers.after_backward)
     step.after_microbatches.append(buffers.end_step)
-
-
-def _compare_devices(step: TrainingStep) -> None:
-    """Compare the parameters of this process's devices before the update (train.check_replicas)."""
-    if not step.setup.has_several_devices or not step.plan.every.check_replicas:
-        return
-    from samecurve.torch_engine.replica_check import CompareBeforeUpdate
-
-    step.after_microbatches.append(CompareBeforeUpdate(step.setup, step.state))
 
 
 def _check_held_tensors(step: TrainingStep) -> None:
