@@ -112,7 +112,11 @@ class JaxEngine:
     @cached_property
     def _setup(self) -> Setup:
         model, strategy, dtype = self._model, self._strategy, self._dtype
-        layout = StateLayout(model, self._optimizer, strategy, dtype, self.plan)
+        features = list(self.features.values())
+        averaged = any(hooks.keeps_average for hooks in features)
+        layout = StateLayout(
+            model, self._optimizer, strategy, dtype, self.plan, has_average=averaged
+        )
         return Setup(
             task=self.task,
             plan=self.plan,
@@ -121,7 +125,7 @@ class JaxEngine:
             strategy=strategy,
             layout=layout,
             dtype=dtype,
-            features=list(self.features.values()),
+            features=features,
         )
 
     @property

@@ -1,7 +1,7 @@
 """The base class of what a feature does in the steps of engine jax (core/feature.py)."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 
@@ -46,7 +46,10 @@ class JaxHooks:
     """A feature in one process of a run. Each method does nothing where it is not overridden.
 
     value: what the plan has of the feature
+    keeps_average: whether a state has an average, which evaluations take for the weights
     """
+
+    keeps_average: ClassVar[bool] = False
 
     def __init__(self, engine: HookedEngine, value: Any) -> None:
         self.engine, self.value = engine, value
@@ -59,3 +62,11 @@ class JaxHooks:
         An update that is not finite is left out all the same.
         """
         return params
+
+    def average_after(self, average: Arrays, moved: Arrays) -> Arrays:
+        """A part of the step's program: the average after an update. It begins as the weights.
+
+        moved: the trained parameters after the update
+        """
+        del moved
+        return average

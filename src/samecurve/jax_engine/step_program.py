@@ -184,10 +184,9 @@ def apply_update(
         moved[name] = values - rate.astype(values.dtype) * directions[name]
     for feature in setup.features:
         moved = feature.after_update(moved)
-    average = {
-        name: values + (1 - plan.compute.ema) * (moved[name] - values)
-        for name, values in state["average"].items()
-    }
+    average = state["average"]
+    for feature in setup.features:
+        average = feature.average_after(average, moved)
     params, average, moments = jax.tree.map(
         lambda new, old: jnp.where(finite, new, old),
         (moved, average, moments),

@@ -55,7 +55,6 @@ from samecurve.torch_engine.strategies import make_strategy
 if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
-    from samecurve.torch_engine.model.weight_average import WeightAverage
     from samecurve.torch_engine.step.feature_hooks import TorchHooks
 
 
@@ -112,7 +111,6 @@ class TorchEngine:
             self._exit_stack.callback(ONE_DEVICE_VIEW.release)
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
-        self._average: WeightAverage | None = None  # train.ema, once there is a state
 
     def stage(self, rounds: Sequence[Round], _samples: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
@@ -219,12 +217,8 @@ class TorchEngine:
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]
         trained = optimizer_params(model)
-        if self.plan.compute.ema:
-            from samecurve.torch_engine.model.weight_average import WeightAverage
-
-            self._average = WeightAverage(self.plan.compute.ema, trained, self._strategy)
         updates, optimizer = make_updates(self._setup, trained, hidden)
-        return State(
+        state = State(
             model,
             trained,
             optimizer,
@@ -233,8 +227,10 @@ class TorchEngine:
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
             updates=updates,
-            average=self._average,
         )
+        for hooks in self.features.values():
+            hooks.begin(state)
+        return state
 
     def evaluate(
         self,
@@ -243,8 +239,7 @@ class TorchEngine:
         progress: Progress = START,
         samples: int | None = None,
     ) -> EvalSums:
-        del state  # its model is the strategy's
-        with self._evaluating():
+        with self._evaluating(state):
             return evaluate(self._setup, rounds, progress, samples or self.plan.eval_samples)
 
     def refill(self, state: State, saved: Checkpoint) -> State:
@@ -254,10 +249,9 @@ class TorchEngine:
 
     @torch.no_grad()
     def sample(self, state: State, step: int) -> Sequence[Sample]:
-        del state  # its model is the strategy's
         part = Part(self.comm.rank, self.comm.world_size) if self.task.samples_in_parts else WHOLE
         with (
-            self._evaluating(),
+            self._evaluating(state),
             run_uncompiled(self.plan),
             autocast_for(self.plan.compute.precision, self.device),
         ):
@@ -284,10 +278,10 @@ class TorchEngine:
         self._exit_stack.close()
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluating(self, state: State) -> Iterator[None]:
         self._sync_buffers()
         self._set_mode(train=False)
-        with self._average.in_use() if self._average else nullcontext():
+        with state.average.in_use() if state.average else nullcontext():
             yield
         self._set_mode(train=True)
 

@@ -1,8 +1,8 @@
 """The section `train`: how long, how exactly, what is written when, and what ends it early."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from samecurve.core.config.section import (
     Duration,
@@ -54,9 +54,6 @@ class Train(Section):
     """of the evaluation: by it one checkpoint is the best; loss, or one that the task gives"""
     best_mode: Literal["min", "max"] | None = None
     """whether less or more of best_metric is better; of loss: min"""
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """decay of a moving average of the weights (0.999), which is what is evaluated, sampled and
-    exported; 0: none"""
     recompute: Recompute = "none"
     """block: keep only each block's input and run it again in backward; selective: keep attention
     and every second matrix product (engine jax: each), run the rest again; same results, less

@@ -60,7 +60,6 @@ class MemoryOptions:
 
     precision: Precision
     recompute: Recompute
-    ema: float
     offload: bool
     offload_frozen: float
     reshard: bool
@@ -87,7 +86,6 @@ def memory_options(
     return MemoryOptions(
         precision=precision or config.train.precision,
         recompute=config.train.recompute,
-        ema=config.train.ema,
         offload=config.devices.offload,
         offload_frozen=config.devices.offload_frozen,
         reshard=config.devices.reshard,
@@ -169,8 +167,6 @@ def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[
         weights("gradients", facts.trainable),
         term("optimizer", state.bytes_of_shard(shards), state.formula),
     ]
-    if options.ema:
-        terms.append(weights("average", facts.trainable))
     for feature, config in options.features:
         terms += [weights(*kept) for kept in feature.numbers_kept(config, facts).items()]
     if facts.packed:

@@ -32,7 +32,7 @@ _ORDER = """
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
     offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
     reference because warnings fixed exact slot_times whole_batch compile float8 allow_coupled best
-    test_samples ema
+    test_samples
 """
 _NAMES = {  # of the fields whose keys are older than their names
     "processes": "world_size",

@@ -327,7 +327,7 @@ class _Planning:
         """
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
         check_coupled(log, train, facts.coupled, split)
-        say_task(log, train, facts)
+        say_task(log, facts)
         check_engine_has(config.optimizer, config.engine)
         say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.is_exact)
         if train.is_exact:

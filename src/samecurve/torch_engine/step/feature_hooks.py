@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
 
 
@@ -15,6 +15,9 @@ class TorchHooks:
 
     def __init__(self, setup: EngineSetup, value: Any) -> None:
         self.setup, self.value = setup, value
+
+    def begin(self, state: State) -> None:
+        """Add to a state that has been made, and whose arrays may have no values yet."""
 
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
         """Add hooks to the lists of the training step; to those of each update, if a step has

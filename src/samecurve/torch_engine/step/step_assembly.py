@@ -103,17 +103,13 @@ def _check_held_tensors(step: TrainingStep) -> None:
 
 
 def _follow_last_update(step: TrainingStep) -> None:
-    """Add the hooks that run after the last update of a step: the task's after_step(), the moving
-    average of the weights.
-    """
-    setup, average = step.setup, step.state.average
+    """Add the task's after_step(), which runs after the last update of a step."""
+    setup = step.setup
     after_step = setup.task.after_step
     if after_step:
         from samecurve.torch_engine.step.after_step import AfterStep
 
         step.after_update.append(AfterStep(after_step, setup))
-    if average is not None:
-        step.after_update.append(lambda _step, finite: average.add(finite=finite))
 
 
 def _scale_loss(step: TrainingStep) -> None:
