@@ -1,7 +1,7 @@
 """The parts of docs/ that are made from the code: `make docs` writes them, tests compare them.
 
 They are the config's JSON Schema, the table of its keys, the tables of strategies, the table of
-known failures, and the table of the fault campaign.
+known failures, the table of the fault campaign, and the list of the features (under src/).
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chaos_table import campaign_text
 from samecurve.core.config.json_schema import as_table, json_schema
+from samecurve.core.feature_list import as_json
 from samecurve.core.strategies import strategies_of
 from samecurve.diagnose.known_failures import KnownFailure, known_failures
 from samecurve.tasks import Tasks
@@ -23,6 +24,7 @@ def generated_docs() -> dict[Path, str]:
     torch_rows = [row.docs_line for row in strategies_of("torch")]
     jax_rows = [f"| `{row.name}` | {row.holds} | {row.sends} |" for row in strategies_of("jax")]
     return {
+        ROOT / "src/samecurve/features/list.json": json.dumps(as_json(), indent=1) + "\n",
         docs / "config.schema.json": json.dumps(json_schema(Tasks()), indent=1) + "\n",
         docs / "config.md": _with_config_table((docs / "config.md").read_text()),
         docs / "strategies.md": _with_rows((docs / "strategies.md").read_text(), torch_rows),

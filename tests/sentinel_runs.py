@@ -105,8 +105,9 @@ def _plant_in_jax(engine: Any, flip: Flip) -> None:
         now[:] = batch.step, -1
         if not engine._checked:
             engine._check_loss(_example(engine, batch))
-        if "hashes" not in vars(engine._sentinel):
-            hashes = engine._sentinel.hashes
+        sentinel = engine.features["sentinel"]
+        if "hashes" not in vars(sentinel):
+            hashes = sentinel.hashes
 
             def flipped(*arguments: Any) -> Any:
                 import numpy as np
@@ -114,10 +115,10 @@ def _plant_in_jax(engine: Any, flip: Flip) -> None:
                 now[1] += 1
                 table = np.array(hashes(*arguments))
                 if now == [flip.step, flip.time] or (flip.time is None and now[0] >= flip.step):
-                    table[flip.holder, engine._sentinel._arrays.index(NAME), 0] ^= 1
+                    table[flip.holder, sentinel.arrays.index(NAME), 0] ^= 1
                 return table
 
-            vars(engine._sentinel)["hashes"] = flipped
+            vars(sentinel)["hashes"] = flipped
         return step(state, batch, *others)
 
     engine.step = stepping

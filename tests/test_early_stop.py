@@ -12,11 +12,13 @@ import pytest
 from samecurve.checkpoint.format import Arrays, load
 from samecurve.checkpoint.manifest import read_manifest
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.config.section import EarlyStopRule, MetricGoal
-from samecurve.core.evaluation.early_stop import check_goals, count_waiting
+from samecurve.core.config.section import MetricGoal
+from samecurve.core.evaluation import check_goals
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import InvalidConfigError, UserError
+from samecurve.features.early_stop import EarlyStopRule
+from samecurve.features.early_stop.loop_hooks import count_waiting
 from samecurve.observe.event_lines import console_lines
 from samecurve.observe.journal import read_events
 from samecurve.run.weights.opened_checkpoint import Weights
@@ -225,4 +227,4 @@ def test_a_metric_that_no_evaluation_gives_is_told_before_the_first_step(
     made = plan(config, MACHINE, task.facts())
     expected = pytest.raises(UserError, match=says) if says else nullcontext()
     with expected:
-        check_goals(made, task.eval_sums, task.summarize)
+        check_goals(made.goals, task.eval_sums, task.summarize)

@@ -13,8 +13,8 @@ from one_curve import check_one_curve
 from rank_runs import train_on_ranks
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.planning.planner import plan
+from samecurve.features.ema.weight_average import WeightAverage
 from samecurve.tasks import open_task
-from samecurve.torch_engine.model.weight_average import WeightAverage
 from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.optimizers.vector_updates import VectorOptimizer

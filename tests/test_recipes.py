@@ -18,6 +18,7 @@ _CHECK = re.compile(r"^Check:" + _BLOCK, re.MULTILINE)
 _LONG = {
     "a strategy",
     "a task",
+    "a feature",
     "a config field",
     "an optimizer",
     "a known failure",
@@ -27,7 +28,8 @@ RECIPES = dict(_RECIPE.findall((ROOT / "CONTRIBUTING.md").read_text()))
 
 def test_the_page_has_the_recipes() -> None:
     assert set(RECIPES) == {
-        *("a strategy", "a task", "a verb", "a config field", "an optimizer", "a known failure"),
+        *("a strategy", "a task", "a verb", "a config field", "a feature", "an optimizer"),
+        "a known failure",
     }
 
 
@@ -57,9 +59,14 @@ def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
         assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
 
 
+def new_files(recipe: str) -> list[tuple[str, str]]:
+    """The new files of a recipe: paths and texts."""
+    return _NEW.findall(recipe)
+
+
 def _apply(recipe: str, tree: Path) -> None:
     """Write the recipe's new files and change its lines; each line stands once in its file."""
-    for path, text in _NEW.findall(recipe):
+    for path, text in new_files(recipe):
         assert not (tree / path).exists()
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(text)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from commands import samecurve
-from samecurve.core.sentinel import choose
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import FAULTY_DEVICE, START_AGAIN
+from samecurve.features.sentinel.verdict import choose
 from samecurve.observe.journal import read_events
 from sentinel_runs import NAME, Flip, train_with_flip
 from tiny import Outcome, TinyRun, tiny_values

@@ -47,8 +47,9 @@ def test_the_copies_from_the_devices_count_as_blocked(tmp_path: Path) -> None:
 
     saves: list[Published] = []
     context: Any = SimpleNamespace(
-        plan=SimpleNamespace(eval_samples=None, every=SimpleNamespace(check_replicas=0)),
+        plan=SimpleNamespace(eval_samples=None),
         engine=SimpleNamespace(gather=gather),
+        hooks=(),
         heartbeat=lambda _step, _phase: None,
         store=store(tmp_path, saves=saves),
     )

@@ -10,8 +10,8 @@ import pytest
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
-from samecurve.core.replica_check import ReplicaHashes, check_alike
 from samecurve.errors import RunError
+from samecurve.features.check_replicas.verdict import ReplicaHashes, check_alike
 from samecurve.observe.plan_text import banner
 from tiny import FACTS, MACHINE, config_of, tiny_values
 
@@ -84,7 +84,7 @@ def test_what_one_rank_holds_alone_is_equal_to_nothing_else() -> None:
 )
 def test_the_plan_says_what_is_compared(layout: str, interval: int, line: str) -> None:
     plan = planned(layout, check_replicas=20)
-    assert plan.every.check_replicas == interval
+    assert plan.features.get("check_replicas", 0) == interval
     assert line in "\n".join(banner(plan))
     assert ("check_replicas" in plan.actions_due(40)) == bool(interval)
     assert "replicas" not in "\n".join(banner(planned(layout)))

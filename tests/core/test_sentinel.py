@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from samecurve.core.config.section import SentinelRule
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
-from samecurve.core.sentinel import (
+from samecurve.errors import FAULTY_DEVICE, START_AGAIN, RunError, UserError
+from samecurve.features.sentinel import SentinelRule
+from samecurve.features.sentinel.verdict import (
     CheckedGradient,
     Choice,
     Finding,
@@ -21,7 +22,6 @@ from samecurve.core.sentinel import (
     is_due,
     judge,
 )
-from samecurve.errors import FAULTY_DEVICE, START_AGAIN, RunError, UserError
 from samecurve.observe.plan_text import banner
 from tiny import FACTS, MACHINE, config_of, tiny_values
 
@@ -112,10 +112,9 @@ def told(
     plan = planned(layout, sentinel=5, **train)
     if not train:
         plan = on_gpus(plan, *["H200"] * plan.layout.num_devices)
-    assert plan.sentinel
     gradient = CheckedGradient(
         plan=plan,
-        rule=plan.sentinel,
+        rule=plan.features["sentinel"],
         step=9,
         choice=Choice(2, 1),
         count=6,
@@ -177,7 +176,7 @@ def test_the_plan_says_what_is_computed_again_and_its_memory() -> None:
     plan = planned("ddp:3", sentinel=50)
     text = "\n".join(banner(plan))
     assert "one microbatch is computed again on each of 3 devices every 50 steps" in text
-    assert plan.sentinel == SentinelRule(50, "stop")
+    assert plan.features["sentinel"] == SentinelRule(50, "stop")
     assert [term.bytes for term in plan.memory if term.name == "sentinel"] == [4 * 8]
     assert Plan.from_json(plan.to_json()) == plan
     for layout in ("fsdp:2", "jax-dp:2"):  # where nothing is held beside what a step holds

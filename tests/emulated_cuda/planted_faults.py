@@ -14,8 +14,8 @@ from faults_and_runs import Arrays, Replace, Rows, loss_of, planted, side_stream
 from torch import nn
 from torch.nn import functional as F
 
+from samecurve.features.ema.weight_average import WeightAverage
 from samecurve.torch_engine.model.block_buffers import BlockBuffers
-from samecurve.torch_engine.model.weight_average import WeightAverage
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, Group
 from samecurve.torch_engine.step import training_step
 from samecurve.torch_engine.step.step_metrics import QueuedMetrics

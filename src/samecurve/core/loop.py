@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from samecurve.core.evaluation import JournalMetric, Summarize, journal_value
-from samecurve.core.evaluation.early_stop import count_waiting, metric_of, why_it_ended
+from samecurve.core.evaluation import JournalMetric, Summarize, journal_value, metric_of
 from samecurve.core.events import REQUESTS, Event
+from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Checkpoint,
@@ -57,6 +57,11 @@ class LoopContext(Generic[State, Staged]):
     started: Mapping[str, Any] = field(default_factory=dict)  # more values of the `started` event
     as_if_split: bool = False  # the split check refuses what one microbatch would train, too
 
+    @cached_property
+    def hooks(self) -> Sequence[Any]:
+        """The hooks of the run's features, in their order (loop_hooks.py)."""
+        return [hooks(self, value) for _, hooks, value in hooks_of(self.plan.features, "loop")]
+
 
 def train(
     context: LoopContext[State, Staged],
@@ -81,12 +86,12 @@ def train(
     exact = {"exact": True} if plan.compute.exact else {}
     context.record(Event("started", done, {**exact, **context.started}))
     _check_split(context, state, done)
-    if plan.every.check_replicas and done < plan.steps:
-        _check_replicas(context, state, done)
+    for hooks in context.hooks if done < plan.steps else ():
+        hooks.before_training(state, done)
 
     is_alone = plan.layout.world_size == 1  # nobody else is to agree to what this rank is asked
     next_due, is_saving = plan.next_due(done), False
-    ends_early = plan.stops_early(counters.early_waited)
+    ends_early = plan.ends_early(counters)
 
     for step, batch in () if ends_early else context.feed:
         heartbeat(step, "step")
@@ -109,7 +114,7 @@ def train(
             due |= logger.flush()  # what was asked during this very step counts too
             run_due_actions(context, logger, state, step=done, due=due)
             next_due, is_saving = plan.next_due(done), True
-            ends_early = plan.stops_early(counters.early_waited)
+            ends_early = plan.ends_early(counters)
             if ends_early or ("stop" in due and done < plan.steps):
                 break
         heartbeat(done, "data")
@@ -134,8 +139,9 @@ def _finish(
         state = _test(context, counters, state, done)
     context.heartbeat(done, "end")
     values = {**counters.metrics, **logger.totals(), "reference": dict(plan.reference)}
-    if plan.early_stop and ends_early and done < plan.steps:
-        values["early_stop"] = why_it_ended(plan.early_stop, counters)
+    if ends_early and done < plan.steps:
+        for hooks in context.hooks:
+            values |= hooks.last_words(counters)
     context.record(Event(outcome, done, values))
     return state, outcome
 
@@ -173,12 +179,6 @@ def _check_split(context: LoopContext[State, Staged], state: State, done: int) -
         context.record(Event("warned", done, {"text": line}))
 
 
-def _check_replicas(context: LoopContext[State, Staged], state: State, step: int) -> None:
-    """RunError: devices that should have the same weights have other bits."""
-    num_arrays = context.engine.check_replicas(state, step)
-    context.record(Event("hashed", step, {"arrays_alike": num_arrays}))
-
-
 def _record_notes(context: LoopContext[State, Staged], done: int) -> None:
     for note in context.engine.notes:
         line = Event("warned", done, {"text": note}) if isinstance(note, str) else note
@@ -207,18 +207,16 @@ def run_due_actions(
     step: int,
     due: set[str],
 ) -> None:
-    """Compare replicas, evaluate, sample, hash and save, in this order: a checkpoint carries its
-    own metrics, and nothing is made of weights that differ.
-    """
+    """Evaluate, sample, hash and save, in this order: a checkpoint carries its own metrics."""
     plan, engine = context.plan, context.engine
-    if plan.every.check_replicas:
-        _check_replicas(context, state, step)
+    for hooks in context.hooks:
+        hooks.before_actions(state, step)
     save = bool(due & {"save", "stop"})
     if "evaluate" in due and plan.eval_samples:
         context.heartbeat(step, "evaluate")
         is_best = _evaluate(context, logger.counters, state, step)
         save = save or (is_best and bool(plan.every.save))  # the best is kept, so it must be there
-        if plan.stops_early(logger.counters.early_waited):
+        if plan.ends_early(logger.counters):
             due = due | plan.actions_at_end()
             save = True
     if "sample" in due:
@@ -250,13 +248,12 @@ def _evaluate(
     counters.metrics = {
         name: value for name, value in metrics.items() if not isinstance(value, list)
     }
-    value = metric_of(counters, plan.best)
+    value = metric_of(counters.metrics, plan.best)
     is_best = plan.best.is_better(value, counters.best_value)
     if is_best:
         counters.best_value, counters.best_step = value, step
-    # One that was asked for does not count: where a run ends follows from its config alone.
-    if plan.early_stop and "evaluate" in plan.actions_due(step):
-        count_waiting(counters, plan.early_stop, step)
+    for hooks in context.hooks:
+        hooks.after_evaluation(counters, step)
     key = "best_loss" if plan.best.metric == "loss" else "best_value"
     best = {key: counters.best_value, "best_step": counters.best_step}
     seconds = time.perf_counter() - began

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from samecurve.core.config.sections import Config
+from samecurve.core.feature_list import rows_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import Intervals
 from samecurve.core.system.cache import cache_home
@@ -36,12 +37,14 @@ def scratch(name: str) -> Iterator[Path]:
 
 
 def for_steps_alone(plan: Plan) -> Plan:
-    """The plan without evaluation, samples and sentinel, whatever the config says.
+    """The plan without evaluation, samples and what only watches a run, whatever the config says.
 
     Only checkpoints that the experiment requests are saved, and all of them are kept.
     """
     every = Intervals(log=plan.every.log, evaluate=0, save=0, sample=0)
-    return replace(plan, eval_samples=0, test_samples=0, every=every, keep=0, sentinel=None)
+    rows = [row for row in rows_of(plan.features) if row.changes_results]
+    features = {row.name: plan.features[row.name] for row in rows}
+    return replace(plan, eval_samples=0, test_samples=0, every=every, keep=0, features=features)
 
 
 def make_run(home: Path, config: Config, plan: Plan) -> Run:

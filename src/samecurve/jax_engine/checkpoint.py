@@ -37,7 +37,7 @@ class State(TypedDict):
 
     params: Arrays  # trained parameters
     frozen: Arrays  # parameters that are not trained
-    average: Arrays  # moving averages of the trained parameters (train.ema); else empty
+    average: Arrays  # moving averages of the trained parameters, if a feature keeps some
     moments: PyTree  # optax's state
     scale: jax.Array  # f16's factor of the loss
     streak: jax.Array  # finite steps since the scale last changed
@@ -96,6 +96,8 @@ class StateLayout:
         strategy: Strategy,
         dtype: Float,
         plan: Plan,
+        *,
+        has_average: bool = False,
     ) -> None:
         self._strategy = strategy
         self._loss_scaled = plan.compute.precision == "f16"  # its scale belongs to the state
@@ -113,7 +115,7 @@ class StateLayout:
         outline = {
             "params": params,
             "frozen": frozen,
-            "average": dict(params) if plan.compute.ema else {},
+            "average": dict(params) if has_average else {},
             "moments": jax.eval_shape(self.transform.init, params),
             "scale": scalar,
             "streak": scalar,

@@ -4,7 +4,7 @@ import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSum, EvalSums
 from samecurve.core.events import REQUESTS, Event
+from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -56,9 +57,7 @@ from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
 if TYPE_CHECKING:
-    from samecurve.core.sentinel import Choice
-    from samecurve.jax_engine.replica_check import ReplicaCheck
-    from samecurve.jax_engine.sentinel import Sentinel
+    from samecurve.jax_engine.feature_hooks import JaxHooks
 
 
 class JaxEngine:
@@ -91,6 +90,9 @@ class JaxEngine:
         self._checked = False  # whether the loss was looked at
         self._is_new = True  # whether the run began in this process
         self._first_step = 0  # of this process
+        self.features: dict[str, JaxHooks] = {  # of the run, in their order
+            name: hooks(self, value) for name, hooks, value in hooks_of(plan.features, "jax")
+        }
 
     @property
     def device(self) -> jax.Device:
@@ -110,7 +112,11 @@ class JaxEngine:
     @cached_property
     def _setup(self) -> Setup:
         model, strategy, dtype = self._model, self._strategy, self._dtype
-        layout = StateLayout(model, self._optimizer, strategy, dtype, self.plan)
+        features = list(self.features.values())
+        averaged = any(hooks.keeps_average for hooks in features)
+        layout = StateLayout(
+            model, self._optimizer, strategy, dtype, self.plan, has_average=averaged
+        )
         return Setup(
             task=self.task,
             plan=self.plan,
@@ -119,6 +125,7 @@ class JaxEngine:
             strategy=strategy,
             layout=layout,
             dtype=dtype,
+            features=features,
         )
 
     @property
@@ -228,8 +235,8 @@ class JaxEngine:
         staged: StagedRounds = batch.rounds
         if not self._checked:
             self._check_loss(staged.example)
-        if self.plan.sentinel:
-            self._compute_again(state, batch)
+        for hooks in self.features.values():
+            hooks.before_step(state, batch)
         local = self._local_metrics(batch, requests)
         rate = np.asarray(lr, self._dtype)
         when = progress_array(batch.progress)
@@ -239,26 +246,37 @@ class JaxEngine:
         )
         return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
 
-    def _compute_again(self, state: State, batch: Batch) -> None:
-        """Compare gradients of one microbatch, in steps in which the sentinel does so."""
-        choice = self._sentinel.choice(batch)
-        if choice is not None:
-            inputs = self._inputs_again(state, batch, choice)
-            self.notes.append(self._sentinel.check(choice, batch, *inputs))
+    @property
+    def setup(self) -> Setup:
+        """The parts of the compiled programs."""
+        return self._setup
 
-    def _inputs_again(
-        self, state: State, batch: Batch, choice: "Choice"
+    @property
+    def means(self) -> Sequence[str]:
+        """The names of the means beside the loss, known from the first step on."""
+        return self._names
+
+    @property
+    def first_step(self) -> int:
+        """The first step of this process."""
+        return self._first_step
+
+    def one_state(self, state: Any) -> State:
+        """The state with arrays over all devices."""
+        one: State = state
+        return one
+
+    def inputs_of(
+        self, state: State, batch: Batch, device: int, number: int
     ) -> tuple[State, Rows, int]:
-        """The state, the step's rows, and the accumulation step of the microbatch."""
+        """The state, the step's rows, and the accumulation step in which a device has one of its
+        microbatches: idle ones come first.
+        """
         staged: StagedRounds = batch.rounds
         rows = self._staging.trained_rows(staged.rows)
-        return state, rows, self._sentinel.round_of(choice, batch)
-
-    @cached_property
-    def _sentinel(self) -> "Sentinel":
-        from samecurve.jax_engine.sentinel import Sentinel
-
-        return Sentinel(self._setup, self._names, self._first_step)
+        numbers = self.plan.batch.microbatches_of(batch.num_microbatches, device)
+        round_ = self.plan.batch.accumulation_steps - len(numbers) + numbers.index(number)
+        return state, rows, round_
 
     def compiled_step(self, state: State, batch: Batch) -> Compiled:
         """The step's program, as XLA compiled it."""
@@ -330,15 +348,6 @@ class JaxEngine:
             name: digest(np.asarray(array.addressable_data(0))).hex()
             for name, array in self.named_arrays(state)
         }
-
-    def check_replicas(self, state: State, step: int) -> int:
-        return self._replica_check.compare(dict(self.named_arrays(state)), step)
-
-    @cached_property
-    def _replica_check(self) -> "ReplicaCheck":
-        from samecurve.jax_engine.replica_check import ReplicaCheck
-
-        return ReplicaCheck(self.plan, self._mesh)
 
     def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
         """The arrays of a state that a checkpoint holds, by name."""

@@ -8,7 +8,7 @@ Only the exchange spans devices: it moves values and adds them element by elemen
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from samecurve.jax_engine.exact_evaluation import OwnSums
 from samecurve.jax_engine.exact_norm import longest_axis, piece_sums, sum_of_pieces
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import over_devices
+from samecurve.jax_engine.staging import rows_everywhere
 from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import (
     OUTSIDE,
@@ -52,9 +53,6 @@ from samecurve.jax_engine.step_program import (
     split_trained,
 )
 from samecurve.jax_engine.strategies import AXIS
-
-if TYPE_CHECKING:
-    from samecurve.core.sentinel import Choice
 
 ReplicaStates = list[State]  # whole states, one for each device of this process
 ParamsOf = Callable[[State], Arrays]  # all_params, or averaged_params
@@ -106,8 +104,8 @@ class ExactEngine(JaxEngine):
         staged: list[StagedMicroBatch] = batch.rounds
         if not self._checked:
             self._check_loss(self._example(staged))
-        if self.plan.sentinel:
-            self._compute_again(state, batch)
+        for hooks in self.features.values():
+            hooks.before_step(state, batch)
         staged = [replace(one, rows=self._staging.trained_rows(one.rows)) for one in staged]
         count = len(split_batch(batch.samples, self.plan.batch.micro_batch_size))
         subtree_sums = self._subtree_sums(states, staged, batch, count)
@@ -143,18 +141,18 @@ class ExactEngine(JaxEngine):
         """States whose parameters, as these are asked for, are whole on each device."""
         return states
 
-    def _inputs_again(self, state: Any, batch: Batch, choice: "Choice") -> tuple[State, Rows, int]:
-        from samecurve.jax_engine.sentinel import rows_everywhere
-
+    def inputs_of(
+        self, state: Any, batch: Batch, _device: int, number: int
+    ) -> tuple[State, Rows, int]:
         staged: list[StagedMicroBatch] = batch.rounds
         like = self._staging.trained_rows((staged or [self._dummy()])[0].rows)
         own = {
             one.local_device: self._staging.trained_rows(one.rows)
             for one in staged
-            if one.number == choice.number
+            if one.number == number
         }
         rows = rows_everywhere(own, like, self._local_devices, self._staging.by_device)
-        return self._one_state(state), rows, 0
+        return self.one_state(state), rows, 0
 
     def _dummy(self) -> StagedMicroBatch:
         """A microbatch of the form that all have."""
@@ -393,10 +391,7 @@ class ExactEngine(JaxEngine):
     def digests(self, state: Any) -> dict[str, str]:
         return super().digests(state[0])
 
-    def check_replicas(self, state: Any, step: int) -> int:
-        return super().check_replicas(self._one_state(state), step)
-
-    def _one_state(self, state: ReplicaStates) -> State:
+    def one_state(self, state: ReplicaStates) -> State:
         """One state whose arrays have a copy on each device."""
 
         def joined(*copies: jax.Array) -> jax.Array:

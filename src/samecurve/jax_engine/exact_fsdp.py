@@ -216,7 +216,7 @@ class ShardedExactEngine(ExactEngine):
             join, specs, *parts, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
         )
 
-    def _one_state(self, state: ReplicaStates) -> State:
+    def one_state(self, state: ReplicaStates) -> State:
         joined: State = self._joined(self._layout.specs, state)
         return joined
 
@@ -225,14 +225,14 @@ class ShardedExactEngine(ExactEngine):
         return jax.jit(self._layout.finite, out_shardings=self._replicated)
 
     def gather(self, state: Any) -> list[ArrayShard]:
-        return JaxEngine.gather(self, self._one_state(state))
+        return JaxEngine.gather(self, self.one_state(state))
 
     def digests(self, state: Any) -> dict[str, str]:
         """Digests of whole arrays, which are put together one at a time."""
         shapes = self._layout.shapes
         return {
             name: digest(np.asarray(self._whole_array(shapes[name])(array))).hex()
-            for name, array in self.named_arrays(self._one_state(state))
+            for name, array in self.named_arrays(self.one_state(state))
         }
 
     @cached_property

@@ -6,6 +6,7 @@ The feed's thread stages rows while steps run, so nothing here may read an engin
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import numpy as np
@@ -162,3 +163,34 @@ def _joined(parts: Sequence[_Part], name: str, shape: tuple[int, ...]) -> HostAr
     for part, array in zip(parts, arrays, strict=True):
         rows[part.device, part.index, : part.count] = array[: part.count]
     return rows
+
+
+def rows_everywhere(
+    own: Mapping[int, Rows],
+    like: Rows,
+    devices: Sequence[jax.Device],
+    sharding: NamedSharding,
+) -> Rows:
+    """Rows [devices, 1, microbatch, ...] over all devices, of single microbatches.
+
+    own: by the number among `devices`, those of this process; others are zeros, in the form of
+        `like`
+    """
+
+    def part(number: int, array: jax.Array, device: jax.Device) -> jax.Array:
+        if number not in own:
+            zeros: jax.Array = jax.device_put(np.zeros(array.shape, array.dtype), device)
+            return zeros[None, None]
+        return array[None, None]
+
+    parts = [
+        jax.tree.map(partial(part, number, device=device), own.get(number, like))
+        for number, device in enumerate(devices)
+    ]
+
+    def join(*of_devices: jax.Array) -> jax.Array:
+        shape = (sharding.mesh.size, *of_devices[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(of_devices))
+
+    joined: Rows = jax.tree.map(join, *parts)
+    return joined

@@ -9,7 +9,7 @@ device, then once over devices, together with sums and weights. One division fol
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,6 +72,7 @@ class Setup:
     strategy: Strategy
     layout: StateLayout
     dtype: Float
+    features: Sequence[Any] = ()  # the hooks of the run's features (feature_hooks.py)
 
 
 def make_step(
@@ -181,10 +182,11 @@ def apply_update(
         lr_scale = layout.trained[name].lr_scale
         rate = lr if lr_scale == 1 else lr * lr_scale
         moved[name] = values - rate.astype(values.dtype) * directions[name]
-    average = {
-        name: values + (1 - plan.compute.ema) * (moved[name] - values)
-        for name, values in state["average"].items()
-    }
+    for feature in setup.features:
+        moved = feature.after_update(moved)
+    average = state["average"]
+    for feature in setup.features:
+        average = feature.average_after(average, moved)
     params, average, moments = jax.tree.map(
         lambda new, old: jnp.where(finite, new, old),
         (moved, average, moments),

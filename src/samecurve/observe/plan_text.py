@@ -3,19 +3,20 @@
 from collections import Counter
 
 from samecurve.core.determinism.microbatches import split_batch
+from samecurve.core.feature_list import listed_with
 from samecurve.core.planning.plan import Plan
 from samecurve.units import counted, show_bytes
 
-_SAID = {  # what only some plans decide -> the words before its reason
-    "auto_strategy": "strategy ",
-    "offload": "offload: ",
-    "replicas": "replicas: ",
-    "sentinel": "sentinel: ",
-    "loss": "loss ",
-    "optimizer": "optimizer ",
-    "defaults": "",
-    "phases": "phases ",
-    "after_step": "",
+# what only some plans decide -> its place in the banner, among the features' lines, and the words
+# before its reason
+_SAID = {
+    "auto_strategy": (0, "strategy "),
+    "offload": (100, "offload: "),
+    "loss": (400, "loss "),
+    "optimizer": (500, "optimizer "),
+    "defaults": (510, ""),
+    "phases": (600, "phases "),
+    "after_step": (700, ""),
 }
 
 
@@ -44,10 +45,20 @@ def banner(plan: Plan) -> list[str]:
         lines.append(f"       {how} (auto): {reasons['exact_auto']}")
     elif plan.compute.exact:
         lines.append(f"       exact: {reasons['exact']}")
-    lines += [f"       {label}{reasons[name]}" for name, label in _SAID.items() if name in reasons]
+    lines += _said(plan)
     lines += [f"       {note}" for note in reasons.get("task", "").splitlines()]
     lines += [f"       group {group}" for group in reasons.get("groups", "").splitlines()]
     return lines + [f"warn   {warning}" for warning in plan.warnings]
+
+
+def _said(plan: Plan) -> list[str]:
+    """A line for each decision that only some plans have."""
+    places = dict(_SAID)
+    for row in listed_with(plan.features):
+        places |= {name: (row.order, label) for name, label in row.said.items()}
+    in_order = sorted(places.items(), key=lambda item: item[1])
+    found = [(name, label) for name, (_, label) in in_order if name in plan.reasons]
+    return [f"       {label}{plan.reasons[name]}" for name, label in found]
 
 
 def strategy_text(plan: Plan) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from samecurve.checkpoint.manifest import MANIFEST
 from samecurve.checkpoint.store import checkpoints
+from samecurve.core.feature_list import listed_with
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import events_of_file
 from samecurve.report.record import RunRecord
@@ -32,10 +33,7 @@ _METRICS = ("loss", "grad_norm")
 # config keys that affect no result
 _NEUTRAL = (
     "devices.",
-    "train.check_replicas",
     "train.hash_every",
-    "train.sentinel",
-    "train.on_sentinel",
     "train.log_every",
     "train.eval_every",
     "train.save_every",
@@ -191,8 +189,10 @@ def _different_settings(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
 def _settings(run: Run) -> dict[str, Any]:
     plan = run.read_plan()
     config = _dotted(run.read_document().value)
+    watchers = [row for row in listed_with(plan.features) if not row.changes_results]
+    neutral = (*_NEUTRAL, *(key for row in watchers for key in row.keys))
     return {
-        **{key: value for key, value in config.items() if not key.startswith(_NEUTRAL)},
+        **{key: value for key, value in config.items() if not key.startswith(neutral)},
         "task": identity_of(str(config.get("task", "language"))),
         "plan: microbatch": plan.batch.micro_batch_size,
         "plan: seed": plan.fixed.seed,

@@ -70,10 +70,10 @@ def check_open_files(ranks: int) -> None:
 
 
 def checkpoint_bytes(config: Config, facts: Facts) -> int:
-    """Bytes of a checkpoint: weights, their moving average and the optimizer's state."""
+    """Bytes of a checkpoint: weights, what features keep of them, and the optimizer's state."""
     numbers = facts.trainable if facts.frozen_base else facts.params
-    if config.train.ema:
-        numbers += facts.trainable
+    for row in config.named_features:
+        numbers += sum(row.load().numbers_kept(config, facts).values())
     precision = config.train.precision
     state = optimizer_state(config.optimizer, precision, facts)
     return itemsize(precision) * numbers + state.bytes

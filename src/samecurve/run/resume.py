@@ -13,6 +13,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Counters
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import has_finished
 from samecurve.run.directory.lock import Lock, is_live
@@ -241,7 +242,7 @@ def _is_as_exact(before: Config, now: Config) -> bool:
 
 
 def _stopped_early(manifest: Mapping[str, Any], plan: Plan) -> bool:
-    return plan.stops_early(manifest.get("loop", {}).get("early_waited", 0))
+    return plan.ends_early(Counters.from_loop(manifest.get("loop", {})))
 
 
 def _finished(run: Run) -> bool:

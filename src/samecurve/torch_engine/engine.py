@@ -4,7 +4,6 @@ A step is step/training_step.py, an evaluation evaluation.py.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
+from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -55,7 +55,7 @@ from samecurve.torch_engine.strategies import make_strategy
 if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
-    from samecurve.torch_engine.model.weight_average import WeightAverage
+    from samecurve.torch_engine.step.feature_hooks import TorchHooks
 
 
 class TorchEngine:
@@ -100,6 +100,10 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
+        self.features: dict[str, TorchHooks] = {  # of the run, in their order
+            name: hooks(self._setup, value)
+            for name, hooks, value in hooks_of(plan.features, "torch")
+        }
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)
         KEYED_FUNCTIONS.acquire()
@@ -110,10 +114,8 @@ class TorchEngine:
 
             ONE_DEVICE_VIEW.acquire()
             self._exit_stack.callback(ONE_DEVICE_VIEW.release)
-        self._step_buffers: AbstractSet[str] = frozenset()  # names of what moves once a step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
-        self._average: WeightAverage | None = None  # train.ema, once there is a state
 
     def stage(self, rounds: Sequence[Round], _samples: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
@@ -192,16 +194,13 @@ class TorchEngine:
             is_split=is_split,
             allowed=self.plan.compute.allow_coupled,
         )
-        self._begin_steps(state, verdict.steady)
+        self._setup.step_buffers.update(verdict.steady)
+        self._begin_steps(state)
         return [*lines, *verdict.notes]
 
-    def _begin_steps(self, state: State, step_buffers: AbstractSet[str] = frozenset()) -> None:
-        """Put the step of this state together.
-
-        step_buffers: names of buffers that every forward pass moves alike; they move once a step.
-        """
-        self._step_buffers = step_buffers
-        self.step = make_training_step(self._setup, state, step_buffers)
+    def _begin_steps(self, state: State) -> None:
+        """Put the step of this state together."""
+        self.step = make_training_step(self._setup, state, self.features.values())
 
     def _assemble(self, is_given: IsGiven | None) -> State:
         """The state of a run's start, without the values that are given."""
@@ -223,12 +222,8 @@ class TorchEngine:
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]
         trained = optimizer_params(model)
-        if self.plan.compute.ema:
-            from samecurve.torch_engine.model.weight_average import WeightAverage
-
-            self._average = WeightAverage(self.plan.compute.ema, trained, self._strategy)
         updates, optimizer = make_updates(self._setup, trained, hidden)
-        return State(
+        state = State(
             model,
             trained,
             optimizer,
@@ -237,8 +232,10 @@ class TorchEngine:
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),
             updates=updates,
-            average=self._average,
         )
+        for hooks in self.features.values():
+            hooks.begin(state)
+        return state
 
     def evaluate(
         self,
@@ -247,8 +244,7 @@ class TorchEngine:
         progress: Progress = START,
         samples: int | None = None,
     ) -> EvalSums:
-        del state  # its model is the strategy's
-        with self._evaluating():
+        with self._evaluating(state):
             return evaluate(self._setup, rounds, progress, samples or self.plan.eval_samples)
 
     def refill(self, state: State, saved: Checkpoint) -> State:
@@ -258,10 +254,9 @@ class TorchEngine:
 
     @torch.no_grad()
     def sample(self, state: State, step: int) -> Sequence[Sample]:
-        del state  # its model is the strategy's
         part = Part(self.comm.rank, self.comm.world_size) if self.task.samples_in_parts else WHOLE
         with (
-            self._evaluating(),
+            self._evaluating(state),
             run_uncompiled(self.plan),
             autocast_for(self.plan.compute.precision, self.device),
         ):
@@ -280,14 +275,6 @@ class TorchEngine:
         self._sync_buffers()
         return states.digests(self._setup, state)
 
-    def check_replicas(self, state: State, step: int) -> int:
-        from samecurve.torch_engine.replica_check import compare_replicas
-
-        left_out = self._step_buffers  # each rank moves them by itself
-        if self.plan.compute.allow_coupled:
-            left_out = {name for name, _ in state.model.named_buffers()}
-        return compare_replicas(self._setup, state, step, left_out)
-
     def peak_memory(self) -> int:
         """Bytes that the fullest of this process's devices has held at most."""
         return max(map(peak_memory_bytes, self.devices))
@@ -296,10 +283,10 @@ class TorchEngine:
         self._exit_stack.close()
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def _evaluating(self, state: State) -> Iterator[None]:
         self._sync_buffers()
         self._set_mode(train=False)
-        with self._average.in_use() if self._average else nullcontext():
+        with state.average.in_use() if state.average else nullcontext():
             yield
         self._set_mode(train=True)
 
@@ -314,6 +301,6 @@ class TorchEngine:
         step_buffers = [
             buffer
             for name, buffer in self._strategy.models[0].named_buffers()
-            if name in self._step_buffers
+            if name in self._setup.step_buffers
         ]
         self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)

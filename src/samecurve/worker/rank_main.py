@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint.format import load
-from samecurve.core.evaluation.early_stop import check_goals
+from samecurve.core.evaluation import check_goals
 from samecurve.core.events import stop_signals
 from samecurve.core.loop import LoopContext, Outcome, evaluate, train
 from samecurve.core.planning.fixed import is_same_data
@@ -132,7 +132,7 @@ def train_rank(
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
     if not attempt.evaluate:
-        check_goals(plan, task.eval_sums, task.summarize)
+        check_goals(plan.goals if plan.eval_samples else (), task.eval_sums, task.summarize)
     saved, weights = _load_beginning(context, task)
     first_step = saved.step if saved else 0
     journal, record = _begin_journal(context, task, first_step)

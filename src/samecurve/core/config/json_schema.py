@@ -12,6 +12,7 @@ from samecurve.core.config.document import SCHEMA_KEY
 from samecurve.core.config.loading import DEFAULT_TASK, Registry, TaskSections, config_class
 from samecurve.core.config.section import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 from samecurve.core.config.sections import FreeData, FreeModel
+from samecurve.core.feature_list import listed
 
 Schema = dict[str, Any]  # JSON Schema
 _REF = "#/$defs/"
@@ -88,13 +89,13 @@ def as_table(registry: Registry) -> str:
 
 
 def _schema_of(registry: Registry, task: str) -> Schema:
-    schema = config_class(task, registry.sections(task)).model_json_schema()
+    schema = config_class(task, registry.sections(task), listed()).model_json_schema()
     return {**schema, "title": f"Samecurve config, task {task}"}
 
 
 def _schema_of_own_class() -> Schema:
     """The schema of a config whose task is a class that declares no sections."""
-    schema = config_class(_OWN, TaskSections(FreeModel, FreeData)).model_json_schema()
+    schema = config_class(_OWN, TaskSections(FreeModel, FreeData), listed()).model_json_schema()
     schema["properties"]["task"] = _OWN_TASK
     required = ["task", *schema.get("required", ())]
     return {**schema, "title": f"Samecurve config, {_OWN}", "required": required}

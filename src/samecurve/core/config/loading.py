@@ -6,13 +6,14 @@ All faults are reported at once, each with its place, in the words of the user's
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
 from samecurve.core.config.document import Document, Key, join_key, suggest
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection
+from samecurve.core.feature_list import ListedFeature, listed, listed_and_installed
 from samecurve.errors import MOST_ERRORS, InvalidConfigError, UserError
 
 if TYPE_CHECKING:
@@ -106,13 +107,12 @@ def load_of_run(document: Document, registry: Registry, name: str = "run") -> Lo
             suggest(str(task), registry.names()) or f"{known}; {USER_TASK}",
             document.origin_of(("task",)),
         )
+    fields, rows = registry.sections(task), _features_for(document)
     try:
-        config = config_class(task, registry.sections(task)).model_validate(
-            {"model": {}, "data": {}, **document.value, "task": task}
-        )
+        kind = config_class(task, fields, rows, _named(document, rows))
+        config = kind.model_validate({"model": {}, "data": {}, **document.value, "task": task})
     except ValidationError as error:
         faults = _of_one_form(error.errors(include_url=False))
-        fields = registry.sections(task)
         errors = [_explain_fault(fault, document, fields) for fault in faults[:MOST_ERRORS]]
         raise InvalidConfigError(errors, len(faults) - len(errors)) from None
     return LoadedConfig(
@@ -136,15 +136,81 @@ def _replace_old_values(document: Document) -> tuple[str, ...]:
     return ("train.exact: measured is read as auto: no steps are timed before a run any more",)
 
 
+def _features_for(document: Document) -> tuple[ListedFeature, ...]:
+    """The features whose keys a document may have. Other packages' are looked for only where it has
+    a key that is none of ours.
+    """
+    rows = listed()
+    for name, values in document.value.items():
+        section = _section_class(name)
+        if section is None or not isinstance(values, dict):
+            continue
+        ours = {key for row in rows if row.section == name for key in row.defaults}
+        if values.keys() - ours - section.model_fields.keys():
+            return listed_and_installed()
+    return rows
+
+
+def _named(document: Document, rows: tuple[ListedFeature, ...]) -> tuple[ListedFeature, ...]:
+    """The features of which a document has a value that is no default."""
+    sections = {name: values for name, values in document.value.items() if isinstance(values, dict)}
+    return tuple(row for row in rows if row.is_named(sections.get(row.section, {})))
+
+
+def _section_class(name: str) -> type[Section] | None:
+    """The class of a section that no task brings, without the features' fields."""
+    field = Config.model_fields.get(name)
+    kind = field.annotation if field else None
+    if isinstance(kind, type) and issubclass(kind, Section) and name not in {"model", "data"}:
+        return kind
+    return None
+
+
 @lru_cache(maxsize=16)  # building one takes longer than loading a config with it
-def config_class(task: str, fields: TaskSections) -> type[Config]:
-    """The class of a task's configs."""
+def config_class(
+    task: str,
+    fields: TaskSections,
+    rows: tuple[ListedFeature, ...] = (),
+    named: tuple[ListedFeature, ...] | None = None,
+) -> type[Config]:
+    """The class of a task's configs.
+
+    rows: the features; of those that are not named the config has the defaults, and no feature is
+        imported for that
+    named: None: all of them
+    """
     task_fields: dict[str, Any] = {
         "task": (Literal[task], task),
         "model": (fields.model, ...),
         "data": (fields.data, ...),
     }
-    return create_model(f"{task.capitalize()}Config", __base__=Config, **task_fields)
+    for name in dict.fromkeys(row.section for row in rows):
+        section = _with_features(name, rows, rows if named is None else named)
+        task_fields[name] = (section, section())
+    config = create_model(f"{task.capitalize()}Config", __base__=Config, **task_fields)
+    config.features = rows
+    return config
+
+
+def _with_features(
+    name: str, rows: tuple[ListedFeature, ...], named: tuple[ListedFeature, ...]
+) -> type[Section]:
+    """A section with the features' fields."""
+    base = _section_class(name)
+    assert base is not None, f"a section {name}"
+    fields: dict[str, Any] = {}
+    for row in rows:
+        if row.section != name:
+            continue
+        if row not in named:
+            fields |= {key: (Any, default) for key, default in row.defaults.items()}
+            continue
+        own = row.load().fields
+        assert own is not None
+        fields |= {key: (field.annotation, field) for key, field in own.model_fields.items()}
+    section = create_model(base.__name__, __base__=base, **fields)
+    section.__doc__ = base.__doc__
+    return cast("type[Section]", section)
 
 
 def _of_one_form(faults: "list[ErrorDetails]") -> "list[ErrorDetails]":
@@ -225,18 +291,15 @@ def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> 
         return UserError(
             f"{name} is for {what}, which task {task} of this version does not have", remedy, where
         )
-    known = _known(key[:-1], fields)
+    known = _known(key[:-1], fields, _features_for(document))
     remedy = suggest(str(key[-1]), known) or f"known here: {', '.join(known)}"
     return UserError(f"{name}: unknown key", remedy, where)
 
 
-def _known(section: Key, fields: TaskSections) -> list[str]:
+def _known(section: Key, fields: TaskSections, rows: tuple[ListedFeature, ...]) -> list[str]:
     """The keys that a section of the config takes; empty if it is none."""
-    at: type[BaseModel] = Config
+    at: type[BaseModel] = config_class(DEFAULT_TASK, fields, rows)
     for part in section:
-        if part in {"model", "data"} and at is Config:
-            at = fields.model if part == "model" else fields.data
-            continue
         if isinstance(part, int):
             continue
         inner = at.model_fields[part].annotation if part in at.model_fields else None

@@ -168,23 +168,6 @@ class MetricGoal:
         return (than - value if self.mode == "min" else value - than) > by
 
 
-@dataclass(frozen=True)
-class EarlyStopRule:
-    """A run ends after `patience` evaluations in a row without a better one."""
-
-    goal: MetricGoal
-    patience: int
-    min_delta: float
-
-
-@dataclass(frozen=True)
-class SentinelRule:
-    """One microbatch of every `every`-th step is computed again (core/sentinel.py)."""
-
-    every: int  # steps
-    on_difference: Literal["stop", "warn"]
-
-
 class Section(BaseModel):
     """A part of the config. Fields named in `kept_defaults` have a default that settle_defaults()
     chooses: a run that goes on keeps the value that it began with.

@@ -251,8 +251,12 @@ class DataSection(Section):
 
 
 class Config(Section):
-    """The whole config. `model` and `data` are the task's own fields."""
+    """The whole config. `model` and `data` are the task's own fields; features bring others.
 
+    features: those whose keys the config may have (rows of core/feature_list.py)
+    """
+
+    features: ClassVar[tuple[Any, ...]] = ()
     task: str
     engine: Literal["torch", "jax"] = "torch"
     """same results; jax: one process drives all of a host's devices"""
@@ -264,6 +268,11 @@ class Config(Section):
     train: Train = Train()
     devices: Devices = Devices()
     track: Track = Track()
+
+    @property
+    def named_features(self) -> list[Any]:
+        """The features of which the config has a value that is no default."""
+        return [row for row in self.features if row.is_named(vars(getattr(self, row.section)))]
 
     def with_settled_defaults(self) -> Self:
         """The config with the defaults of `model` that follow from `train`."""

@@ -1,8 +1,8 @@
 """The section `train`: how long, how exactly, what is written when, and what ends it early."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import NonNegativeInt, PositiveInt, model_validator
 
 from samecurve.core.config.section import (
     Duration,
@@ -14,29 +14,7 @@ from samecurve.core.config.section import (
 )
 
 
-class EarlyStop(Section):
-    """When to end a run whose evaluations get no better."""
-
-    metric: str = "loss"
-    """of the evaluation; loss, or one that the task gives"""
-    mode: Literal["min", "max"] | None = None
-    """whether less or more of it is better; of loss: min"""
-    patience: PositiveInt = 5
-    """evaluations in a row without a better one"""
-    min_delta: NonNegativeFloat = 0.0
-    """by how much better it must be to count"""
-
-    @model_validator(mode="after")
-    def _mode_is_known(self) -> "EarlyStop":
-        _check_mode("metric", "mode", self.metric, self.mode)
-        return self
-
-    @property
-    def goal(self) -> MetricGoal:
-        return MetricGoal(self.metric, self.mode or "min")
-
-
-def _check_mode(metric_key: str, mode_key: str, metric: str, mode: str | None) -> None:
+def check_mode(metric_key: str, mode_key: str, metric: str, mode: str | None) -> None:
     """ValueError: nothing says which way the metric gets better."""
     if mode is None and metric != "loss":
         raise ValueError(
@@ -76,12 +54,6 @@ class Train(Section):
     """of the evaluation: by it one checkpoint is the best; loss, or one that the task gives"""
     best_mode: Literal["min", "max"] | None = None
     """whether less or more of best_metric is better; of loss: min"""
-    early_stop: EarlyStop | None = None
-    """metric, mode, patience, min_delta: end the run once evaluations get no better, at the same
-    step on any devices"""
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """decay of a moving average of the weights (0.999), which is what is evaluated, sampled and
-    exported; 0: none"""
     recompute: Recompute = "none"
     """block: keep only each block's input and run it again in backward; selective: keep attention
     and every second matrix product (engine jax: each), run the rest again; same results, less
@@ -108,20 +80,12 @@ class Train(Section):
     hash_every: NonNegativeInt = 100
     """exact: steps between hashes of parameters and optimizer state in the journal; one more at the
     end"""
-    check_replicas: NonNegativeInt = 0
-    """steps between comparisons of what several devices hold alike (weights, buffers, optimizer
-    state), bit by bit; also before each evaluation and save. A difference ends the run; 0: none"""
-    sentinel: NonNegativeInt = 0
-    """steps between checks that compute one microbatch's gradient again, on every device, and
-    compare the bits: they find a device that computes wrong; 0: none"""
-    on_sentinel: Literal["stop", "warn"] = "stop"
-    """what a difference does that the sentinel finds: end the run, or go on with a warning"""
     non_finite: Literal["stop", "skip"] = "stop"
     """a gradient that is not finite: stop, or skip the step on every rank and count it"""
 
     @model_validator(mode="after")
     def _best_mode_is_known(self) -> "Train":
-        _check_mode("best_metric", "best_mode", self.best_metric, self.best_mode)
+        check_mode("best_metric", "best_mode", self.best_metric, self.best_mode)
         return self
 
     @property

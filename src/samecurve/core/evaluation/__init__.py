@@ -9,13 +9,14 @@ counts in the loss.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.config.section import MetricGoal
 from samecurve.errors import UserError
 
 EvalSum = float | NDArray[Any]  # of a sum's own shape: float64, or int64 where it is an integer
@@ -85,6 +86,47 @@ def journal_value(metric: Metric | None) -> JournalMetric:
     if isinstance(metric, float) and not math.isfinite(metric):
         return None
     return metric
+
+
+def check_metric(goal: MetricGoal, metrics: Iterable[str]) -> None:
+    """metrics: what an evaluation gives that is one number. UserError: the goal is not among it."""
+    names = sorted(metrics)
+    if goal.metric not in names:
+        raise UserError(
+            f"{goal.metric!r} is no number that an evaluation gives",
+            f"one of {', '.join(names)} as train.best_metric and train.early_stop.metric",
+            "train",
+        )
+
+
+def metric_of(metrics: Mapping[str, float | None], goal: MetricGoal) -> float | None:
+    """The goal's metric in an evaluation; None: not finite. UserError: it is not there."""
+    check_metric(goal, metrics)
+    return metrics[goal.metric]
+
+
+def check_goals(
+    goals: Iterable[MetricGoal], specs: Callable[[], SumSpecs], summarize: Summarize
+) -> None:
+    """Before the first step: what can't be found then would end the run at its first evaluation.
+
+    specs: of the task's sums; learning them takes a batch
+    summarize: of the task
+
+    UserError: a goal goes by what is no metric of the task.
+    """
+    named = [goal for goal in goals if goal.metric != "loss"]
+    if not named:
+        return
+    try:
+        metrics = summarize(sums_of_ones(specs()))
+    except UserError:  # a class's own summarize() may take only what adds up; its evaluation tells
+        return
+    numbers = [
+        name for name, value in metrics.items() if not isinstance(journal_value(value), list)
+    ]
+    for goal in named:
+        check_metric(goal, numbers)
 
 
 CLASS_WEIGHT = "class_weight/"  # before the names of classes in a run's reference

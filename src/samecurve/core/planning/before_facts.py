@@ -14,7 +14,7 @@ from samecurve.core.planning.layout import Fit, Layout, choose_layout, choose_st
 from samecurve.core.planning.machine import Machine, choose_devices
 from samecurve.core.planning.optimizer import check_engine_has
 from samecurve.core.planning.planner import even_split
-from samecurve.core.planning.schedule import check_steps, choose_early_stop, choose_peak
+from samecurve.core.planning.schedule import check_steps, choose_peak
 from samecurve.errors import Refusals
 
 
@@ -31,17 +31,20 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     if config.train.plan_chooses_exact:  # what would stand in its way is no refusal
         config = config.with_values(train={"exact": False})
     train, refusals = config.train, Refusals()
+    layout = None
     with refusals.collected():
         layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
     refusals.collect(check_steps, train.steps)
-    refusals.collect(choose_early_stop, train, eval_samples=None)
     refusals.collect(check_engine_has, config.optimizer, config.engine)
+    for row in config.named_features:
+        refusals.collect(row.load().check, config, layout)
     refusals.collect(check_compile, train, config.engine)
     if config.devices.offload_frozen:
         from samecurve.core.planning.frozen_offload import check_frozen_offload
 
         refusals.collect(check_frozen_offload, train)
     refusals.raise_any()
+    assert layout is not None, "else it was refused"
     return layout
 
 

@@ -34,7 +34,6 @@ class Compute:
     keyed_dropout: bool = False  # random masks follow the sample
     whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
     allow_coupled: bool = False  # what the split check finds is said, not refused
-    ema: float = 0.0  # decay of the weights' moving average; 0: there is none
     non_finite: str = "stop"
     fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
 
@@ -69,7 +68,6 @@ def choose_compute(
         keyed_dropout=bool(facts.keyed_dropout),
         whole_batch=facts.whole_batch,
         allow_coupled=train.allow_coupled,
-        ema=train.ema,
         non_finite=train.non_finite,
         fused_attention=fused_attention,
     )
@@ -258,13 +256,8 @@ def _coupled_split(coupled: Sequence[str], split: BatchSplit, *, norms_only: boo
     )
 
 
-def say_task(log: DecisionLog, train: Train, facts: Facts) -> None:
+def say_task(log: DecisionLog, facts: Facts) -> None:
     """Log what is done with the model besides its updates, and the task's own notes."""
-    if train.ema:
-        log.reasons["ema"] = (
-            f"after each step {train.ema:g} x the average + {1 - train.ema:g} x the weights, from"
-            " the first weights on: it is evaluated, sampled and exported"
-        )
     modes = []
     if facts.kept_in_eval:
         modes.append(f"{first_and_count(facts.kept_in_eval)} stays in eval mode, as model() has it")

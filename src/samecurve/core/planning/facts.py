@@ -136,6 +136,8 @@ class Facts:
     # the part of the model that computes in bf16 and f16 only, in words; '': there is none
     narrow_only: str = ""
     notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each
+    # what features that the task brings must know of it, by the feature's name
+    features: Mapping[str, Any] = field(default_factory=dict)
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
 
 

@@ -45,19 +45,28 @@ def logit_rows(vocab: int, kind: str) -> int:
     return min(most, max(least, _LOGITS[kind] // vocab))
 
 
+class FeatureMemory(Protocol):
+    """What a Feature needs of memory (core/feature.py)."""
+
+    def numbers_kept(self, config: Config, facts: Facts) -> Mapping[str, int]: ...
+    def memory(
+        self, config: Config, options: "MemoryOptions", facts: Facts, spec: StrategySpec
+    ) -> "MemoryTerm | None": ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
     """The values of a config that decide how much memory a device needs."""
 
     precision: Precision
     recompute: Recompute
-    ema: float
     offload: bool
     offload_frozen: float
     reshard: bool
     optimizer: Optimizer
     limit: int | None  # bytes of each device to plan with at most (devices.memory)
-    sentinel: bool = False  # a gradient is computed again beside that of a step
+    # features that the config names, and the config
+    features: tuple[tuple["FeatureMemory", Config], ...] = ()
     can_offload: bool = True  # nothing else in the config stands against devices.offload_frozen
     kind: Kind = "cpu"  # of the devices
 
@@ -70,20 +79,19 @@ class MemoryOptions:
 def memory_options(
     config: Config, precision: Precision | None = None, kind: Kind = "cpu"
 ) -> MemoryOptions:
-    """The options of a config.
+    """The options of a config, with the features that it names.
 
     precision: the one that was chosen; None: the config's. kind: of the devices
     """
     return MemoryOptions(
         precision=precision or config.train.precision,
         recompute=config.train.recompute,
-        ema=config.train.ema,
         offload=config.devices.offload,
         offload_frozen=config.devices.offload_frozen,
         reshard=config.devices.reshard,
         optimizer=config.optimizer,
         limit=config.devices.memory,
-        sentinel=bool(config.train.sentinel),
+        features=tuple((row.load(), config) for row in config.named_features),
         can_offload=not (config.train.compile or config.train.float8),
         kind=kind,
     )
@@ -159,8 +167,8 @@ def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[
         weights("gradients", facts.trainable),
         term("optimizer", state.bytes_of_shard(shards), state.formula),
     ]
-    if options.ema:
-        terms.append(weights("average", facts.trainable))
+    for feature, config in options.features:
+        terms += [weights(*kept) for kept in feature.numbers_kept(config, facts).items()]
     if facts.packed:
         packed = packed_bytes(facts)
         formula = facts.formulas.get("packed", f"{packed} x 1 B")
@@ -245,7 +253,7 @@ def state_terms(
         _copies(options, facts, spec),
         _unpacked(options, facts),
         _scratch(options, facts, kind, samples),
-        _recomputed(options, facts, spec),
+        *(feature.memory(config, options, facts, spec) for feature, config in options.features),
     )
     terms += [term for term in of_a_step if term]
     formula = "libraries and context"
@@ -308,17 +316,6 @@ def _unpacked(options: MemoryOptions, facts: Facts) -> MemoryTerm | None:
     width = options.itemsize
     formula = f"2 x {facts.unpacked} x {width} B: the largest packed matrix"
     return MemoryTerm("unpacked", 2 * facts.unpacked * width, formula)
-
-
-def _recomputed(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:
-    """The gradient of train.sentinel, beside the step's own. Sharded gradients make room for it;
-    jax computes it before the step.
-    """
-    if not options.sentinel or spec.engine != "torch" or spec.sharding != "none":
-        return None
-    width = options.itemsize
-    formula = f"{facts.trainable} x {width} B: a microbatch's gradient, computed again"
-    return MemoryTerm("sentinel", facts.trainable * width, formula)
 
 
 def _scratch(options: MemoryOptions, facts: Facts, kind: str, samples: int) -> MemoryTerm | None:

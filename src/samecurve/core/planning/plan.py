@@ -3,23 +3,28 @@
 planner.py decides. A plan is written to plan.json, whose keys are public.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from samecurve.core.config.section import MOST_STEPS, EarlyStopRule, MetricGoal, SentinelRule
+from samecurve.core.config.section import MOST_STEPS, MetricGoal
 from samecurve.core.determinism.data_order import Order
+from samecurve.core.feature_list import listed, listed_and_installed, listed_with, rows_of
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.fixed import Fixed, as_mapping, make_order, parse_dataclass
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.schedule import Intervals, Schedule
-from samecurve.core.protocols import Held, Progress
+from samecurve.core.protocols import Counters, Held, Progress
 from samecurve.core.strategies import STRATEGIES
 from samecurve.units import counted
+
+if TYPE_CHECKING:  # imported by the features of a run alone
+    from samecurve.core.feature import Feature
 
 # keys of plan.json and of the journal, in their order; those of later fields follow
 _ORDER = """
@@ -27,7 +32,7 @@ _ORDER = """
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
     offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
     reference because warnings fixed exact slot_times whole_batch compile float8 allow_coupled best
-    early_stop test_samples ema
+    test_samples
 """
 _NAMES = {  # of the fields whose keys are older than their names
     "processes": "world_size",
@@ -43,7 +48,7 @@ _NAMES = {  # of the fields whose keys are older than their names
 # of older plans: whether masks followed the device; microbatches that a rank computed side by side
 _OLDER = {"reseeded", "lanes"}
 # what is done between steps, by the names that Intervals has for it
-_ACTIONS = ("evaluate", "sample", "save", "hash", "check_replicas")
+_ACTIONS = ("evaluate", "sample", "save", "hash")
 # parts of a plan that have no key themselves: their fields stand beside those of the plan
 _SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}
 
@@ -90,11 +95,11 @@ class Plan:
     peak_flops: float | None  # of all devices; None: not on file
     reference: Mapping[str, float]
     best: MetricGoal = MetricGoal()
-    early_stop: EarlyStopRule | None = None
-    sentinel: SentinelRule | None = None
     test_samples: int = 0  # of the task's test data, measured once at the end
     # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # what the run has of each feature, by its name, in their order (core/feature_list.py)
+    features: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         devices = counted(self.num_devices, "device")
@@ -171,9 +176,19 @@ class Plan:
     def actions_at_end(self) -> set[str]:
         return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}
 
-    def stops_early(self, waited: int) -> bool:
-        """waited: evaluations in a row without a better one"""
-        return self.early_stop is not None and waited >= self.early_stop.patience
+    @property
+    def goals(self) -> list[MetricGoal]:
+        """The metrics that an evaluation must give."""
+        own = [goal for feature, value in self._features_on() for goal in feature.goals(value)]
+        return [self.best, *own]
+
+    def ends_early(self, counters: Counters) -> bool:
+        """Whether a feature ends a run that has these counters."""
+        return any(feature.ends_run(value, counters) for feature, value in self._features_on())
+
+    def _features_on(self) -> Iterator[tuple["Feature[Any, Any]", Any]]:
+        for row in rows_of(self.features) if self.features else ():
+            yield row.load(), self.features[row.name]
 
     def actions_due(self, done: int) -> set[str]:
         """The actions that are due after so many steps; after the last step, all of them."""
@@ -188,8 +203,11 @@ class Plan:
 
     @property
     def _steps_between(self) -> dict[str, int]:
+        """The steps between actions, by the action's name or the feature's."""
         every = asdict(self.every)
-        return {what: every[what] for what in _ACTIONS if every[what]}
+        for name, (feature, value) in zip(self.features, self._features_on(), strict=True):
+            every[name] = feature.steps_between(value)
+        return {what: every[what] for what in (*_ACTIONS, *self.features) if every[what]}
 
     def to_json(self) -> dict[str, Any]:
         """The form in plan.json and the journal, whose public keys are older than our names."""
@@ -198,16 +216,21 @@ class Plan:
             values |= values.pop(section)
         values["accumulation_steps"] = self.batch.accumulation_steps  # follows from the others
         values["fixed"] = self.fixed.to_json()
-        if self.sentinel is None:
-            values.pop("sentinel")
         names = _names_by_key()
-        return {key: values[name] for key, name in names.items() if name in values}
+        written = {key: values[name] for key, name in names.items() if name in values}
+        for row in listed_with(self.features):
+            if row.name in self.features:
+                value = row.load().to_json(self.features[row.name])
+                _put(written, row.plan_key, value)
+            elif row.is_in_each_plan:
+                _put(written, row.plan_key, row.plan_off)
+        return written
 
     @classmethod
     def from_json(cls, value: object) -> "Plan":
         """ValueError: a key is missing, not known, or has no such value."""
-        on_disk = as_mapping(value)
         names_by_key = _names_by_key()
+        on_disk, features = _take_features(as_mapping(value), names_by_key.keys() | _OLDER)
         unknown = on_disk.keys() - names_by_key.keys() - _OLDER
         if unknown:
             raise ValueError(f"{min(unknown)} is not known")
@@ -222,7 +245,9 @@ class Plan:
             values[section] = {name: values.pop(name) for name in names}
         # plans older than `exact` in `fixed` say it once
         fixed = {"exact": on_disk.get("exact") is True, **as_mapping(on_disk.get("fixed"))}
-        parsed = parse_dataclass(cls, {**values, "fixed": Fixed.from_json(fixed)})
+        parsed = parse_dataclass(
+            cls, {**values, "fixed": Fixed.from_json(fixed), "features": features}
+        )
         layout = parsed.layout
         if (layout.engine, layout.strategy) not in STRATEGIES:
             raise ValueError(f"there is no strategy {layout.strategy} of engine {layout.engine}")
@@ -231,11 +256,44 @@ class Plan:
         return parsed
 
 
+def _put(written: dict[str, Any], key: str, value: Any) -> None:
+    """Put a value under a key of plan.json; "every.name" is a key within `every`."""
+    *within, last = key.split(".")
+    for name in within:
+        written = written[name]
+    written[last] = value
+
+
+def _take_features(
+    on_disk: Mapping[str, Any], known: AbstractSet[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A plan without the keys of features, and what it has of each feature.
+
+    known: keys that are no feature's
+
+    ValueError: a feature has no such value.
+    """
+    rest, features = dict(on_disk), {}
+    rows = listed()
+    if on_disk.keys() - known - {row.plan_key for row in rows}:
+        rows = listed_and_installed()
+    for row in rows:
+        within, _, last = row.plan_key.rpartition(".")
+        if within and isinstance(rest.get(within), Mapping):
+            rest[within] = dict(rest[within])
+        at = rest.get(within) if within else rest
+        value = at.pop(last, row.plan_off) if isinstance(at, dict) else row.plan_off
+        if value != row.plan_off:
+            features[row.name] = row.load().from_json(value)
+    return rest, features
+
+
 def _names_by_key() -> dict[str, str]:
     """The field, of the plan or of a section, that each key of plan.json stands for."""
     ordered = [_NAMES.get(key, key) for key in _ORDER.split()]
     kinds = (Plan, *_SECTIONS.values())
     names = dict.fromkeys([*ordered, *(field.name for kind in kinds for field in fields(kind))])
     keys = {name: key for key, name in _NAMES.items()}
-    unwritten = {*_SECTIONS, "num_devices"}  # as many as there are devices
+    # num_devices: as many as there are devices; features have keys of their own
+    unwritten = {*_SECTIONS, "num_devices", "features"}
     return {keys.get(name, name): name for name in names if name not in unwritten}

@@ -5,10 +5,12 @@ A pure function; every worker obeys its result, and nothing after it changes a n
 
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.step_arithmetic import nominal_weight
+from samecurve.core.feature_list import wanted
 from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
@@ -61,10 +63,8 @@ from samecurve.core.planning.memory import (
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
 from samecurve.core.planning.plan import Plan, StepMemory
 from samecurve.core.planning.schedule import (
-    choose_early_stop,
     choose_intervals,
     choose_schedule,
-    choose_sentinel,
 )
 from samecurve.errors import NotExactError, UserError
 
@@ -125,8 +125,7 @@ class _Planning:
             )
         )
         self._explain_training(layout, split, precision)
-        early_stop = log.take(choose_early_stop(train, facts.eval_samples))
-        sentinel = log.take(choose_sentinel(train, facts, layout))
+        features = self._features(layout, split, precision.value)
         self._explain_choices(step, options, threads)
         self._warn(layout, split, step.terms, fixed)
         flops = facts.flops_per_sample
@@ -148,11 +147,10 @@ class _Planning:
             buckets=facts.buckets,
             tokens_per_sample=facts.tokens_per_sample,
             nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
-            every=log.take(choose_intervals(train, order, layout)),
+            every=log.take(choose_intervals(train, order)),
             keep=train.keep,
             best=train.goal,
-            early_stop=early_stop,
-            sentinel=sentinel,
+            features=features,
             flops_per_step=flops * split.global_batch_size if flops else None,
             peak_flops=peak_flops(layout.devices, precision.value),
             reference=facts.reference,
@@ -284,6 +282,24 @@ class _Planning:
 
         return self.log.take(choose_exact_threads(section.threads, machine, self.fixed))
 
+    def _features(self, layout: Layout, split: BatchSplit, precision: Precision) -> dict[str, Any]:
+        """What the run has of each feature that the config names or the task brings."""
+        rows = wanted(self.config, self.facts.features)
+        if not rows:
+            return {}
+        from samecurve.core.feature import Planned
+
+        planned = Planned(
+            config=self.config,
+            machine=self.machine,
+            facts=self.facts,
+            precision=precision,
+            layout=layout,
+            split=split,
+        )
+        decided = {row.name: self.log.take(row.load().decide(planned)) for row in rows}
+        return {name: value for name, value in decided.items() if value is not None}
+
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""
         train = self.config.train
@@ -311,7 +327,7 @@ class _Planning:
         """
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
         check_coupled(log, train, facts.coupled, split)
-        say_task(log, train, facts)
+        say_task(log, facts)
         check_engine_has(config.optimizer, config.engine)
         say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.is_exact)
         if train.is_exact:

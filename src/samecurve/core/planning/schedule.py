@@ -7,9 +7,7 @@ from typing import Literal
 
 from samecurve.core.config.section import (
     Decay,
-    EarlyStopRule,
     ScheduleForm,
-    SentinelRule,
     epochs_of,
     seconds_of,
 )
@@ -17,10 +15,7 @@ from samecurve.core.config.sections import Batch, ScheduleFields
 from samecurve.core.config.train_section import Train
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision
-from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError
-from samecurve.units import counted, join_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +72,9 @@ class Intervals:
     sample: int
     hash: int = 0
     save_seconds: float = 0.0  # between saves that go by time; 0: none do
-    check_replicas: int = 0
 
 
-def choose_intervals(train: Train, order: Order, layout: Layout) -> Decision[Intervals]:
+def choose_intervals(train: Train, order: Order) -> Decision[Intervals]:
     """The intervals of the config, in steps; saves may go by time."""
     save_seconds = seconds_of(train.save_every) or 0.0
     intervals = Intervals(
@@ -90,7 +84,6 @@ def choose_intervals(train: Train, order: Order, layout: Layout) -> Decision[Int
         sample=_interval(train.sample_every, order),
         hash=train.hash_every if train.is_exact else 0,
         save_seconds=save_seconds,
-        check_replicas=train.check_replicas if layout.num_devices > 1 else 0,
     )
     reasons = {}
     if save_seconds:
@@ -98,85 +91,7 @@ def choose_intervals(train: Train, order: Order, layout: Layout) -> Decision[Int
             "and at the end; more rarely where saves would take more than 1 % of the time. Curves"
             " don't depend on it"
         )
-    if train.check_replicas:
-        reasons["replicas"] = _why_compared(train.check_replicas, layout)
     return Decision(intervals, reasons)
-
-
-def _why_compared(interval: int, layout: Layout) -> str:
-    """What train.check_replicas compares in this layout, in words."""
-    if layout.num_devices == 1:
-        return "not compared: one device has one copy of everything"
-    when = f"every {counted(interval, 'step')}, and before each evaluation and save"
-    if layout.shards == layout.num_devices:
-        return (
-            f"{layout.strategy} holds each number once; what every device has whole (buffers, small"
-            f" vectors) is compared {when}"
-        )
-    copies = layout.num_devices // layout.shards
-    return f"{copies} copies are compared {when}"
-
-
-def choose_early_stop(train: Train, eval_samples: int | None) -> Decision[EarlyStopRule | None]:
-    """The rule that ends a run whose evaluations get no better.
-
-    eval_samples: None: not known yet. UserError: nothing would be evaluated before the end.
-    """
-    section = train.early_stop
-    if section is None:
-        return Decision(None)
-    if eval_samples == 0:
-        raise UserError(
-            "train.early_stop looks at evaluations, and the task has no held-out data",
-            "a share of the data for validation, or leave it out",
-            "train.early_stop",
-        )
-    if not train.eval_every:
-        raise UserError(
-            "train.early_stop looks at evaluations, and there is one at the end only",
-            "--set train.eval_every=1ep, or a number of steps",
-            "train.early_stop",
-        )
-    goal = section.goal
-    patience = counted(section.patience, "evaluation")
-    margin = f", by more than {section.min_delta:g}" if section.min_delta else ""
-    reason = f"after {patience} in a row without a better {goal.metric} ({goal.mode}{margin})"
-    rule = EarlyStopRule(goal, section.patience, section.min_delta)
-    return Decision(rule, {"early stop": reason})
-
-
-def choose_sentinel(train: Train, facts: Facts, layout: Layout) -> Decision[SentinelRule | None]:
-    """How often a microbatch is computed again, and what a difference does.
-
-    UserError: no microbatch of this run can be computed by itself.
-    """
-    if not train.sentinel:
-        return Decision(None)
-    if facts.whole_batch or (train.norm_sync and facts.coupled):
-        what = "the loss looks at" if facts.whole_batch else "synchronised norms look at"
-        raise UserError(
-            f"train.sentinel computes one microbatch again by itself, and {what} the whole batch",
-            "leave train.sentinel out",
-            "train.sentinel",
-        )
-    names = [device.name for device in layout.devices]
-    where = f"on each of {len(names)} devices" if len(names) > 1 else "on the same device"
-    then = "a difference ends the run" if train.on_sentinel == "stop" else "a difference is told"
-    reason = (
-        f"one microbatch is computed again {where} every {counted(train.sentinel, 'step')}; {then}"
-    )
-    warnings: tuple[str, ...] = ()
-    if len(set(names)) > 1:
-        alone = [name for name in dict.fromkeys(names) if names.count(name) == 1]
-        warning = (
-            f"train.sentinel: {join_words(list(dict.fromkeys(names)))} may round in different ways,"
-            " so only devices of one model are compared with each other"
-        )
-        if alone:
-            warning += f"; {join_words(alone)} with nothing but what it computed before"
-        warnings = (warning,)
-    rule = SentinelRule(train.sentinel, train.on_sentinel)
-    return Decision(rule, {"sentinel": reason}, warnings)
 
 
 def check_steps(train_steps: int | str, steps: int | None = None) -> None:

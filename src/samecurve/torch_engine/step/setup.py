@@ -3,8 +3,9 @@ stays as it is (EngineSetup), and what each step moves (State).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -20,8 +21,19 @@ from samecurve.torch_engine.randomness.microbatch_context import MicroBatchConte
 from samecurve.torch_engine.step.precision import LossScale
 from samecurve.torch_engine.strategies.base import Strategy
 
-if TYPE_CHECKING:
-    from samecurve.torch_engine.model.weight_average import WeightAverage
+
+class Average(Protocol):
+    """Numbers that evaluations and samples take in the place of the trained parameters.
+
+    values: this process's parts, one for each trained parameter
+    begin: begin with the weights as they are
+    in_use: put them in the place of the weights, on every replica, while the block runs
+    """
+
+    values: list[torch.Tensor]
+
+    def begin(self) -> None: ...
+    def in_use(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +48,8 @@ class EngineSetup:
     draw_sites: DrawSites  # of all of them
     # for the user; the loop records and empties it
     notes: list[str | Event] = field(default_factory=list)
+    # names of buffers that every forward pass moves alike, and that move once a step
+    step_buffers: set[str] = field(default_factory=set)
 
     @property
     def device(self) -> torch.device:
@@ -76,7 +90,7 @@ class State:
     updates: Sequence[Update] = ()  # of a step, one after the other
     # of what is frozen, where checkpoints leave it out (frozen_base.py); [32] uint8
     base_digest: torch.Tensor | None = None
-    average: "WeightAverage | None" = None
+    average: Average | None = None
     step: int = 0  # how many steps were done when this process began
     # by name, the parameters that the first step did not use (optimizers/late_params.py)
     late: Mapping[str, int] = field(default_factory=dict)

@@ -2,9 +2,9 @@
 hooks that only some runs need.
 """
 
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.optimizers.optimizer import HostCopyParam
@@ -12,18 +12,18 @@ from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
 
+if TYPE_CHECKING:
+    from samecurve.torch_engine.step.feature_hooks import TorchHooks
+
 # The training step of a run: one update, or several in turn. It is given the state, the batch, the
 # learning rate and this rank's requests; it changes the state in place, and returns it.
 Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, PendingMetrics]]
 
 
 def make_training_step(
-    setup: EngineSetup, state: State, step_buffers: AbstractSet[str] = frozenset()
+    setup: EngineSetup, state: State, features: Iterable["TorchHooks"] = ()
 ) -> Step:
-    """The step of this process.
-
-    step_buffers: names of buffers that change once a step, not in each forward pass.
-    """
+    """The step of this process. features: of the run, in their order"""
     kind = TrainingStep
     if setup.plan.compute.whole_batch:
         from samecurve.torch_engine.step.batch_loss import BatchLossStep
@@ -34,13 +34,14 @@ def make_training_step(
         _move_host_copies_back(step)
         _watch_first_steps(step)
         _time_forward(step)
-        _keep_step_buffers(step, step_buffers)
-        _compare_devices(step)
+        _keep_step_buffers(step)
     _check_held_tensors(steps[-1])
     _follow_last_update(steps[-1])
     for step in steps:
         _scale_loss(step)
-        _compute_again(step, len(steps))
+    for feature in features:
+        feature.add_to(steps)
+    for step in steps:
         _watch(step)
     if len(steps) == 1:
         return steps[0].run
@@ -81,8 +82,9 @@ def _time_forward(step: TrainingStep) -> None:
     step.after_forward.append(timer.end)
 
 
-def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
+def _keep_step_buffers(step: TrainingStep) -> None:
     """Let these buffers change once a step, however many microbatches it has."""
+    names = step.setup.step_buffers
     if not names:
         return
     from samecurve.torch_engine.step.step_buffers import StepBuffers
@@ -94,15 +96,6 @@ def _keep_step_buffers(step: TrainingStep, names: AbstractSet[str]) -> None:
     step.after_microbatches.append(buffers.end_step)
 
 
-def _compare_devices(step: TrainingStep) -> None:
-    """Compare the parameters of this process's devices before the update (train.check_replicas)."""
-    if not step.setup.has_several_devices or not step.plan.every.check_replicas:
-        return
-    from samecurve.torch_engine.replica_check import CompareBeforeUpdate
-
-    step.after_microbatches.append(CompareBeforeUpdate(step.setup, step.state))
-
-
 def _check_held_tensors(step: TrainingStep) -> None:
     """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
     task, strategy = step.setup.task, step.setup.strategy
@@ -110,17 +103,13 @@ def _check_held_tensors(step: TrainingStep) -> None:
 
 
 def _follow_last_update(step: TrainingStep) -> None:
-    """Add the hooks that run after the last update of a step: the task's after_step(), the moving
-    average of the weights.
-    """
-    setup, average = step.setup, step.state.average
+    """Add the task's after_step(), which runs after the last update of a step."""
+    setup = step.setup
     after_step = setup.task.after_step
     if after_step:
         from samecurve.torch_engine.step.after_step import AfterStep
 
         step.after_update.append(AfterStep(after_step, setup))
-    if average is not None:
-        step.after_update.append(lambda _step, finite: average.add(finite=finite))
 
 
 def _scale_loss(step: TrainingStep) -> None:
@@ -130,23 +119,6 @@ def _scale_loss(step: TrainingStep) -> None:
         return
     step.before_step.append(lambda _batch: step.set_loss_scale(scale.value))
     step.after_update.append(lambda _step, finite: scale.update(finite=finite))
-
-
-def _compute_again(step: TrainingStep, phases: int) -> None:
-    """Compute one microbatch of some steps again, and compare the gradients (train.sentinel).
-
-    phases: how many updates a step has
-    """
-    rule = step.plan.sentinel
-    if rule is None:
-        return
-    from samecurve.torch_engine.sentinel import Sentinel
-
-    sentinel = Sentinel(step, rule, phases=phases)
-    step.before_step.append(sentinel.before_step)
-    step.after_forward.append(sentinel.after_forward)
-    step.after_backward.append(sentinel.after_backward)
-    step.first_steps.append(sentinel.after_reduction)
 
 
 def _watch(step: TrainingStep) -> None:

@@ -1,4 +1,4 @@
-"""train.check_replicas: whether what several ranks or devices hold alike has the same bits on all.
+"""Whether what several ranks or devices hold alike has the same bits on all.
 
 Each of them hashes its arrays where they lie, and the engines exchange the hashes. Here the hashes
 are compared, and a difference is told in words. A hash is a sum of integers, which depends on no

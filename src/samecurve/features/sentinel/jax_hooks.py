@@ -7,30 +7,39 @@ weights and rows of the step: it checks the devices, and not the very numbers th
 """
 
 import socket
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.data_order import by_length
 from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.events import Event
 from samecurve.core.protocols import Batch
-from samecurve.core.sentinel import CheckedGradient, Choice, Row, alike, choose, is_due, judge
+from samecurve.features.sentinel import SentinelRule
+from samecurve.features.sentinel.verdict import (
+    CheckedGradient,
+    Choice,
+    Row,
+    alike,
+    choose,
+    is_due,
+    judge,
+)
 from samecurve.jax_engine.array_types import Arrays
+from samecurve.jax_engine.bit_sums import bit_sums
 from samecurve.jax_engine.checkpoint import State, all_params
-from samecurve.jax_engine.replica_check import bit_sums
+from samecurve.jax_engine.feature_hooks import JaxHooks
 from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
     LossSums,
     Rows,
-    Setup,
     first_of,
     microbatch_gradients,
     progress_array,
@@ -41,31 +50,25 @@ from samecurve.jax_engine.strategies import AXIS
 _HOST_NAME = 64  # bytes
 
 
-class Sentinel:
-    """Checks some steps of an engine.
+class Hooks(JaxHooks):
+    """Checks some steps of an engine."""
 
-    names: the means beside the loss
-    first_step: of this process
-    """
+    value: SentinelRule
 
-    def __init__(self, setup: Setup, names: Sequence[str], first_step: int) -> None:
-        assert setup.plan.sentinel
-        self._setup, self._plan, self._rule = setup, setup.plan, setup.plan.sentinel
-        self._means, self._first_step = names, first_step
-        self._arrays = list(setup.layout.trained)
+    @cached_property
+    def arrays(self) -> list[str]:
+        """The names of the arrays that are hashed."""
+        return list(self.engine.setup.layout.trained)
 
-    def choice(self, batch: Batch) -> Choice | None:
-        """The microbatch of a step that is computed again; None: the step is not checked."""
-        if not is_due(self._rule, batch.step, self._first_step):
-            return None
-        return choose(self._plan, batch.step, batch.num_microbatches)
+    def before_step(self, state: Any, batch: Batch) -> None:
+        """Compare gradients of one microbatch, in steps in which the sentinel does so."""
+        if not is_due(self.value, batch.step, self.engine.first_step):
+            return
+        choice = choose(self.engine.plan, batch.step, batch.num_microbatches)
+        inputs = self.engine.inputs_of(state, batch, choice.device, choice.number)
+        self.engine.notes.append(self._check(choice, batch, *inputs))
 
-    def round_of(self, choice: Choice, batch: Batch) -> int:
-        """The accumulation step in which its device has the microbatch: idle ones come first."""
-        numbers = self._plan.batch.microbatches_of(batch.num_microbatches, choice.device)
-        return self._plan.batch.accumulation_steps - len(numbers) + numbers.index(choice.number)
-
-    def check(self, choice: Choice, batch: Batch, state: State, rows: Rows, round_: int) -> Event:
+    def _check(self, choice: Choice, batch: Batch, state: State, rows: Rows, round_: int) -> Event:
         """Compute and compare; all processes call it together. Returns a line for the journal.
 
         rows: [devices, accumulation steps, microbatch, ...]; round_: which of these steps
@@ -74,8 +77,8 @@ class Sentinel:
         """
         place = np.array([choice.device, round_], np.int32)
         params, when = all_params(state), progress_array(batch.progress)
-        times: list[list[Row]] = [[] for _ in self._plan.layout.devices]
-        groups, finding = alike(self._plan), None
+        times: list[list[Row]] = [[] for _ in self.engine.plan.layout.devices]
+        groups, finding = alike(self.engine.plan), None
         least = 2 if any(len(group) == 1 for group in groups) else 1
         while len(times[0]) < least or (finding and len(times[0]) < 3):
             halves = np.asarray(self.hashes(params, state["scale"], rows, when, place))
@@ -84,13 +87,13 @@ class Sentinel:
                 of_device.append(row)
             finding = judge(times, groups)
         gradient = CheckedGradient(
-            plan=self._plan,
-            rule=self._rule,
+            plan=self.engine.plan,
+            rule=self.value,
             step=batch.step,
             choice=choice,
             count=batch.num_microbatches,
             ids=self._ids(batch, choice) if finding else (),
-            names=self._arrays,
+            names=self.arrays,
             hosts=self._hosts() if finding else (),
         )
         counts = [len(of_device) for of_device in times]
@@ -101,7 +104,7 @@ class Sentinel:
         """Compile: (parameters, scale, rows, when, [device, accumulation step]) -> [devices,
         arrays, 2], the two halves of each hash.
         """
-        setup, strategy = self._setup, self._setup.strategy
+        setup, strategy = self.engine.setup, self.engine.setup.strategy
 
         def program(
             shards: Arrays, scale: jax.Array, rows: Rows, when: jax.Array, place: jax.Array
@@ -118,9 +121,9 @@ class Sentinel:
             whole = strategy.gather_params(shards, setup.model.shapes)
             params, merge = split_trained(setup, whole)
             factor = loss_factor(scale, setup.plan.nominal_weight)
-            sums_of = LossSums(setup.task, self._means, when)
+            sums_of = LossSums(setup.task, self.engine.means, when)
             sums = microbatch_gradients(sums_of, merge, params, microbatch, factor)
-            own = jnp.stack([bit_sums(sums.gradients[name]) for name in self._arrays])
+            own = jnp.stack([bit_sums(sums.gradients[name]) for name in self.arrays])
             gathered: jax.Array = lax.all_gather(own, AXIS)
             return gathered
 
@@ -131,13 +134,13 @@ class Sentinel:
             in_specs=(all_params(setup.layout.specs), whole, by_device, whole, whole),
             out_specs=whole,
         )
-        return exact_jit(mapped) if self._plan.compute.exact else jax.jit(mapped)
+        return exact_jit(mapped) if self.engine.plan.compute.exact else jax.jit(mapped)
 
     def _ids(self, batch: Batch, choice: Choice) -> list[int]:
         """The samples of a microbatch, as the feed has them."""
-        size = self._plan.batch.micro_batch_size
-        ids = self._plan.order.ids(range(batch.step, batch.step + 1))[0]
-        lengths = self._setup.task.train_data().lengths
+        size = self.engine.plan.batch.micro_batch_size
+        ids = self.engine.plan.order.ids(range(batch.step, batch.step + 1))[0]
+        lengths = self.engine.setup.task.train_data().lengths
         if lengths is not None:
             ids = by_length(ids, lengths[ids], size)
         samples: list[int] = ids[choice.number * size :][:size].tolist()
@@ -145,7 +148,7 @@ class Sentinel:
 
     def _hosts(self) -> list[str]:
         """The host of each device; empty: there is one host."""
-        layout = self._plan.layout
+        layout = self.engine.plan.layout
         if layout.world_size == 1:
             return []
         from jax.experimental.multihost_utils import process_allgather
@@ -156,34 +159,3 @@ class Sentinel:
         each = layout.num_devices // layout.world_size
         hosts = [host for host in by_process for _ in range(each)]
         return hosts if len(set(hosts)) > 1 else []
-
-
-def rows_everywhere(
-    own: Mapping[int, Rows],
-    like: Rows,
-    devices: Sequence[jax.Device],
-    sharding: NamedSharding,
-) -> Rows:
-    """Rows [devices, 1, microbatch, ...] over all devices, of single microbatches.
-
-    own: by the number among `devices`, those of this process; others are zeros, in the form of
-        `like`
-    """
-
-    def part(number: int, array: jax.Array, device: jax.Device) -> jax.Array:
-        if number not in own:
-            zeros: jax.Array = jax.device_put(np.zeros(array.shape, array.dtype), device)
-            return zeros[None, None]
-        return array[None, None]
-
-    parts = [
-        jax.tree.map(partial(part, number, device=device), own.get(number, like))
-        for number, device in enumerate(devices)
-    ]
-
-    def join(*of_devices: jax.Array) -> jax.Array:
-        shape = (sharding.mesh.size, *of_devices[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(of_devices))
-
-    joined: Rows = jax.tree.map(join, *parts)
-    return joined

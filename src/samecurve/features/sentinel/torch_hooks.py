@@ -18,15 +18,24 @@ import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from samecurve.core.config.section import SentinelRule
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
-from samecurve.core.sentinel import CheckedGradient, Choice, Row, alike, choose, is_due, judge
 from samecurve.errors import UserError
+from samecurve.features.sentinel import SentinelRule
+from samecurve.features.sentinel.verdict import (
+    CheckedGradient,
+    Choice,
+    Row,
+    alike,
+    choose,
+    is_due,
+    judge,
+)
+from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.replica_check import BitSums
 from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
+from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.precision import in_precision, on_device
 from samecurve.torch_engine.step.training_step import TrainingStep
 
@@ -56,6 +65,18 @@ class _Check:
     in_step: Hashes = field(default_factory=dict)  # of the step's own gradient
     num_seen: int = 0  # microbatches that the step has computed on that device
     hooks: Sequence[RemovableHandle] = ()
+
+
+class Hooks(TorchHooks):
+    """Checks each update of a step."""
+
+    def add_to(self, steps: Sequence[TrainingStep]) -> None:
+        for step in steps:
+            sentinel = Sentinel(step, self.value, phases=len(steps))
+            step.before_step.append(sentinel.before_step)
+            step.after_forward.append(sentinel.after_forward)
+            step.after_backward.append(sentinel.after_backward)
+            step.first_steps.append(sentinel.after_reduction)
 
 
 class Sentinel:

@@ -1,5 +1,5 @@
-"""train.sentinel: one microbatch of a step is computed again on every device, and the bits of its
-gradient must be the same each time.
+"""Which microbatch of a step is computed again, and what it means if the bits of its gradient are
+not the same each time.
 
 Nothing else sees a device that computes wrong: the sum gives its gradient to all devices alike.
 Each engine computes and hashes; here the microbatch is chosen, hashes are judged, and a difference
@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.config.section import SentinelRule
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import FaultyDeviceError, RunError
+from samecurve.features.sentinel import SentinelRule
 from samecurve.units import join_words, some
 
 Kind = Literal["transient", "lasting", "not deterministic"]

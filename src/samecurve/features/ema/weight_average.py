@@ -1,4 +1,4 @@
-"""The moving average of the weights (train.ema), with which a model is evaluated, sampled and used.
+"""The moving average of the weights, with which a model is evaluated, sampled and used.
 
 Each process averages the numbers that it holds, one by one. So the average is the same on any
 number of devices and under any strategy.

@@ -1,9 +1,8 @@
-"""train.check_replicas: compares the bits of what several ranks, or devices of one process, hold
+"""The comparison in engine torch: the bits of what several ranks, or devices of one process, hold
 alike: parameters, frozen ones too, buffers, the moving average and the optimizer's state.
 
-Each array is hashed on its device: its bits, as integers, are multiplied by odd factors that follow
-from their places, and added up modulo 2^64. So 8 bytes an array leave a device, and all ranks add
-up one small table. A step between two comparisons has no part in it.
+Each array is hashed on its device (bit_sums.py), and all ranks add up one small table. A step
+between two comparisons has no part in it.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,17 +10,37 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
-from samecurve.core.replica_check import ReplicaHashes, check_alike
+from samecurve.features.check_replicas.verdict import ReplicaHashes, check_alike
+from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.checkpoint import Entry, named_entries
 from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.setup import EngineSetup, State
+from samecurve.torch_engine.step.training_step import TrainingStep
 
-_CHUNK = {"cpu": 1 << 16}  # numbers that are hashed at once: on a CPU they stay in its cache
-_LARGE_CHUNK = 1 << 22
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-_FIRST = 0x9E3779B97F4A7C15 - (1 << 64)  # odd factors of 64 bits, as signed numbers
-_SECOND = 0xBF58476D1CE4E5B9 - (1 << 64)
 Parts = Mapping[str, tuple[torch.Tensor, int]]  # by name: values, and where in the array they begin
+
+
+class Hooks(TorchHooks):
+    """Compares when the loop asks for it, and before some updates."""
+
+    value: int  # steps between comparisons
+
+    def add_to(self, steps: Sequence[TrainingStep]) -> None:
+        if self.setup.has_several_devices:
+            for step in steps:
+                compare = CompareBeforeUpdate(self.setup, step.state, self.value)
+                step.after_microbatches.append(compare)
+
+    def compare(self, state: State, step: int) -> int:
+        """Compare after so many steps, on all ranks. Returns the number of arrays compared.
+
+        RunError, on every rank: an array differs.
+        """
+        left_out = self.setup.step_buffers  # each rank moves them by itself
+        if self.setup.plan.compute.allow_coupled:
+            left_out = {name for name, _ in state.model.named_buffers()}
+        return compare_replicas(self.setup, state, step, left_out)
 
 
 @torch.no_grad()
@@ -55,14 +74,14 @@ class CompareBeforeUpdate:
     gradients are added up. The update will give all of them the first one's parameters again.
     """
 
-    def __init__(self, setup: EngineSetup, state: State) -> None:
-        self._setup, self._done = setup, state.step
+    def __init__(self, setup: EngineSetup, state: State, interval: int) -> None:
+        self._setup, self._interval, self._done = setup, interval, state.step
 
     @torch.no_grad()
     def __call__(self, _num_microbatches: int) -> None:
         """RunError: a parameter differs."""
         self._done += 1
-        if self._done % self._setup.plan.every.check_replicas == 0:
+        if self._done % self._interval == 0:
             replicas = self._setup.strategy.models
             holders = [dict(_arrays_of(model, buffers=False)) for model in replicas]
             _compare(self._setup, holders, self._done)
@@ -105,36 +124,3 @@ def _compare(setup: EngineSetup, holders: Sequence[Parts], step: int) -> int:
     hashes, places = comm.all_reduce(table)().flatten(0, 1).cpu().unbind(-1)
     check_alike(ReplicaHashes(names, hashes.numpy(), places.numpy()), setup.plan, step)
     return len(names)
-
-
-class BitSums:
-    """Hashes of arrays' bits. Keeps the factors, which are the same for all arrays of a device."""
-
-    def __init__(self) -> None:
-        self._factors: dict[torch.device, torch.Tensor] = {}
-
-    def of(self, values: torch.Tensor) -> torch.Tensor:
-        """The hash of an array; int64, on its device. It differs if a single number differs."""
-        device = values.device
-        chunk = _CHUNK.get(device.type, _LARGE_CHUNK)
-        flat = values.detach().reshape(-1)
-        bits = flat.view(_INTEGERS[flat.element_size()])
-        factors = self._factors_of(min(len(bits), chunk), device)
-        total = torch.zeros((), dtype=torch.int64, device=device)
-        for part in torch.split(bits, chunk):
-            total = total * _FIRST + (part * factors[: len(part)]).sum()
-        return total
-
-    def _factors_of(self, count: int, device: torch.device) -> torch.Tensor:
-        """At least `count` factors: no more memory than the largest array so far needs."""
-        if device not in self._factors or len(self._factors[device]) < count:
-            self._factors.pop(device, None)
-            self._factors[device] = _factors(count, device)
-        return self._factors[device]
-
-
-def _factors(count: int, device: torch.device) -> torch.Tensor:
-    """Odd numbers that look like random ones, each a function of its place."""
-    mixed = torch.arange(1, count + 1, device=device).mul_(_FIRST)
-    mixed.bitwise_xor_(mixed >> 32).mul_(_SECOND)
-    return mixed.bitwise_xor_(mixed >> 29).bitwise_or_(1)

@@ -1,0 +1,127 @@
+"""Feature, the base class of what only some runs have: early stop, a sentinel, a moving average.
+
+A feature is one package whose `__init__.py` has it as FEATURE; the package's name is the feature's.
+It brings keys of the config, decides in the plan with a reason, counts its memory, and hooks into
+the step and the loop. Each member has a default. A feature is on where the plan has a value of it;
+where it is off, nothing of it is imported.
+
+Hooks are classes `Hooks` in modules of the package, each imported when a run has the feature:
+`torch_hooks.py` (torch_engine/step/feature_hooks.py), `jax_hooks.py` (jax_engine/feature_hooks.py),
+`loop_hooks.py` (core/loop_hooks.py).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib import import_module
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
+
+from samecurve.core.config.section import MetricGoal, Precision, Section
+from samecurve.core.config.sections import Config
+from samecurve.core.planning import Decision
+from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.fixed import parse_dataclass
+from samecurve.core.planning.layout import Layout
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
+from samecurve.core.protocols import Counters
+from samecurve.core.strategies import StrategySpec
+
+Where = Literal["torch", "jax", "loop"]
+Fields = TypeVar("Fields", bound=Section)
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a plan has come to when its features decide."""
+
+    config: Config
+    machine: Machine
+    facts: Facts
+    precision: Precision
+    layout: Layout
+    split: BatchSplit
+
+
+class Feature(Generic[Fields, Value]):
+    """What only some runs have.
+
+    order: features decide, and hook in, in this order
+    section, fields: the section of the config that has the fields, and a class with these alone
+    value: the type of what decide() gives; a number, a text, or a frozen dataclass of such
+    plan_key, plan_off: the key in plan.json, and its value where the feature is off
+    is_in_each_plan: whether plan.json has the key where the feature is off
+    said: reasons that the banner of a run shows, each with the words before it
+    tabled: reasons that only the table of `samecurve plan` shows
+    changes_results: False for what only watches a run
+    hooks: where the package has hooks
+    """
+
+    order: ClassVar[int] = 1000
+    section: ClassVar[str] = "train"
+    fields: ClassVar[type[Section] | None] = None
+    value: ClassVar[Any] = bool
+    plan_key: ClassVar[str] = ""  # '': the feature's name
+    plan_off: ClassVar[Any] = None
+    is_in_each_plan: ClassVar[bool] = False
+    said: ClassVar[Mapping[str, str]] = {}
+    tabled: ClassVar[tuple[str, ...]] = ()
+    changes_results: ClassVar[bool] = True
+    hooks: ClassVar[tuple[Where, ...]] = ()
+
+    def fields_of(self, config: Config) -> Fields:
+        """The section of the config that has the feature's fields."""
+        return cast("Fields", getattr(config, self.section))
+
+    def check(self, config: Config, layout: Layout | None) -> None:
+        """Before the model and the data are looked at. UserError: no model could make it right.
+
+        layout: the one that the run has if its model fits on one device; None: there is none
+        """
+
+    def decide(self, planned: Planned) -> Decision[Value | None]:
+        """What the run has of the feature; None: nothing. UserError: it can't be done."""
+        raise NotImplementedError
+
+    def numbers_kept(self, config: Config, facts: Facts) -> Mapping[str, int]:
+        """Numbers that are kept as the weights are, in shards and in host memory as these are: the
+        name of the memory's term -> how many.
+        """
+        del config, facts
+        return {}
+
+    def memory(
+        self, config: Config, options: MemoryOptions, facts: Facts, spec: StrategySpec
+    ) -> MemoryTerm | None:
+        """What a device holds beside; None: nothing."""
+
+    def goals(self, value: Value) -> Sequence[MetricGoal]:
+        """Metrics that an evaluation must give."""
+        del value
+        return ()
+
+    def ends_run(self, value: Value, counters: Counters) -> bool:
+        """Whether a run with these counters has come to its end, on every rank."""
+        del value, counters
+        return False
+
+    def steps_between(self, value: Value) -> int:
+        """Steps after which the loop's hooks act; 0: only where something else is due."""
+        del value
+        return 0
+
+    def to_json(self, value: Value) -> Any:
+        """The value as plan.json has it."""
+        return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+    def from_json(self, value: Any) -> Value:
+        """ValueError: it is no such value."""
+        parsed: Value = parse_dataclass(self.value, value)
+        return parsed
+
+    def hooks_class(self, where: Where) -> Any:
+        """The class of the hooks there; None: the package has none."""
+        if where not in self.hooks:
+            return None
+        return import_module(f"{type(self).__module__}.{where}_hooks").Hooks

@@ -1,0 +1,1 @@
+"""Features: what only some runs have, one folder each (core/feature.py says what is in one)."""

@@ -1,0 +1,111 @@
+"""train.sentinel: now and then one microbatch's gradient is computed again, on every device, and
+the bits must be the same: it finds a device that computes wrong.
+
+`verdict.py` chooses the microbatch and judges the hashes, which each engine's hooks compute.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import NonNegativeInt
+
+from samecurve.core.config.section import Section
+from samecurve.core.config.sections import Config
+from samecurve.core.feature import Feature, Planned
+from samecurve.core.planning import Decision
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.layout import Layout
+from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
+from samecurve.core.strategies import StrategySpec
+from samecurve.errors import UserError
+from samecurve.units import counted, join_words
+
+
+class SentinelFields(Section):
+    """The keys of `train`."""
+
+    sentinel: NonNegativeInt = 0
+    """steps between checks that compute one microbatch's gradient again, on every device, and
+    compare the bits: they find a device that computes wrong; 0: none"""
+    on_sentinel: Literal["stop", "warn"] = "stop"
+    """what a difference does that the sentinel finds: end the run, or go on with a warning"""
+
+
+@dataclass(frozen=True)
+class SentinelRule:
+    """One microbatch of every `every`-th step is computed again."""
+
+    every: int  # steps
+    on_difference: Literal["stop", "warn"]
+
+
+class Sentinel(Feature[SentinelFields, SentinelRule]):
+    """The feature."""
+
+    order = 300
+    fields = SentinelFields
+    value = SentinelRule
+    said = {"sentinel": "sentinel: "}
+    changes_results = False
+    hooks = ("torch", "jax")
+
+    def decide(self, planned: Planned) -> Decision[SentinelRule | None]:
+        """How often a microbatch is computed again, and what a difference does.
+
+        UserError: no microbatch of this run can be computed by itself.
+        """
+        fields = self.fields_of(planned.config)
+        if not fields.sentinel:
+            return Decision(None)
+        _check_alone(planned.config, planned.facts)
+        names = [device.name for device in planned.layout.devices]
+        where = f"on each of {len(names)} devices" if len(names) > 1 else "on the same device"
+        then = "a difference ends the run"
+        if fields.on_sentinel == "warn":
+            then = "a difference is told"
+        how_often = counted(fields.sentinel, "step")
+        reason = f"one microbatch is computed again {where} every {how_often}; {then}"
+        rule = SentinelRule(fields.sentinel, fields.on_sentinel)
+        return Decision(rule, {"sentinel": reason}, _warnings(planned.layout))
+
+    def memory(
+        self, config: Config, options: MemoryOptions, facts: Facts, spec: StrategySpec
+    ) -> MemoryTerm | None:
+        """The gradient beside the step's own. Sharded gradients make room for it; jax computes it
+        before the step.
+        """
+        fields = self.fields_of(config)
+        if not fields.sentinel or spec.engine != "torch" or spec.sharding != "none":
+            return None
+        width = options.itemsize
+        formula = f"{facts.trainable} x {width} B: a microbatch's gradient, computed again"
+        return MemoryTerm("sentinel", facts.trainable * width, formula)
+
+
+def _check_alone(config: Config, facts: Facts) -> None:
+    """UserError: a microbatch's loss can't be computed without the others."""
+    if facts.whole_batch or (config.train.norm_sync and facts.coupled):
+        what = "the loss looks at" if facts.whole_batch else "synchronised norms look at"
+        raise UserError(
+            f"train.sentinel computes one microbatch again by itself, and {what} the whole batch",
+            "leave train.sentinel out",
+            "train.sentinel",
+        )
+
+
+def _warnings(layout: Layout) -> tuple[str, ...]:
+    """What devices of several models mean."""
+    names = [device.name for device in layout.devices]
+    if len(set(names)) == 1:
+        return ()
+    warning = (
+        f"train.sentinel: {join_words(list(dict.fromkeys(names)))} may round in different ways,"
+        " so only devices of one model are compared with each other"
+    )
+    alone = [name for name in dict.fromkeys(names) if names.count(name) == 1]
+    if alone:
+        warning += f"; {join_words(alone)} with nothing but what it computed before"
+    return (warning,)
+
+
+FEATURE = Sentinel()

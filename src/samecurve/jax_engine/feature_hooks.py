@@ -1,0 +1,72 @@
+"""The base class of what a feature does in the steps of engine jax (core/feature.py)."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Protocol
+
+import jax
+
+from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Batch
+from samecurve.jax_engine.array_types import Arrays
+from samecurve.jax_engine.checkpoint import State
+from samecurve.jax_engine.step_program import Rows, Setup
+
+
+class HookedEngine(Protocol):
+    """What hooks need of the engine.
+
+    setup: the parts of the compiled programs
+    means: the names of the means beside the loss, known from the first step on
+    first_step: of this process
+    notes: for the user; the loop records and empties it
+    inputs_of: the state as programs take it, rows of the step in which a device has a microbatch,
+        and the accumulation step in which it has it
+    one_state: a state as programs take it, with arrays over all devices
+    named_arrays: what a checkpoint holds of such a state, by name
+    """
+
+    plan: Plan
+    notes: list[str | Event]
+
+    @property
+    def setup(self) -> Setup: ...
+    @property
+    def means(self) -> Sequence[str]: ...
+    @property
+    def first_step(self) -> int: ...
+    def inputs_of(
+        self, state: Any, batch: Batch, device: int, number: int
+    ) -> tuple[State, Rows, int]: ...
+    def one_state(self, state: Any) -> State: ...
+    def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]: ...
+
+
+class JaxHooks:
+    """A feature in one process of a run. Each method does nothing where it is not overridden.
+
+    value: what the plan has of the feature
+    keeps_average: whether a state has an average, which evaluations take for the weights
+    """
+
+    keeps_average: ClassVar[bool] = False
+
+    def __init__(self, engine: HookedEngine, value: Any) -> None:
+        self.engine, self.value = engine, value
+
+    def before_step(self, state: Any, batch: Batch) -> None:
+        """Before the program of a step is called; the loss was checked."""
+
+    def after_update(self, params: Arrays) -> Arrays:
+        """A part of the step's program: the trained parameters after an update, as they are to be.
+        An update that is not finite is left out all the same.
+        """
+        return params
+
+    def average_after(self, average: Arrays, moved: Arrays) -> Arrays:
+        """A part of the step's program: the average after an update. It begins as the weights.
+
+        moved: the trained parameters after the update
+        """
+        del moved
+        return average

@@ -1,0 +1,25 @@
+"""The base class of what a feature does in the steps of engine torch (core/feature.py)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from samecurve.torch_engine.step.setup import EngineSetup, State
+from samecurve.torch_engine.step.training_step import TrainingStep
+
+
+class TorchHooks:
+    """A feature in one process of a run. Each method does nothing where it is not overridden.
+
+    value: what the plan has of the feature
+    """
+
+    def __init__(self, setup: EngineSetup, value: Any) -> None:
+        self.setup, self.value = setup, value
+
+    def begin(self, state: State) -> None:
+        """Add to a state that has been made, and whose arrays may have no values yet."""
+
+    def add_to(self, steps: Sequence[TrainingStep]) -> None:
+        """Add hooks to the lists of the training step; to those of each update, if a step has
+        several.
+        """

@@ -1,0 +1,110 @@
+"""A feature is one folder: that of the recipe in CONTRIBUTING.md, in a package of somebody else.
+
+No file of ours is edited: the package is found by its entry point.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from samecurve.core import feature_list
+from samecurve.core.config.loading import config_class
+from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.planner import plan as make_plan
+from samecurve.errors import InvalidConfigError
+from samecurve.observe.plan_table import table
+from test_recipes import RECIPES, new_files
+from tiny import FACTS, MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
+from worlds import Pool
+
+HOME = "src/samecurve/features/"
+LIMIT = 0.02
+MORE = ("fsdp:2", "jax-dp:2")  # whose programs take seconds to start
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A folder of installed packages, with the recipe's."""
+    for path, text in new_files(RECIPES["a feature"]):
+        file = tmp_path / "site/their_package" / path.removeprefix(HOME)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    about = tmp_path / "site/their_package-1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1\n")
+    (about / "entry_points.txt").write_text(
+        "[samecurve.features]\nweight_limit = their_package.weight_limit\n"
+    )
+    return tmp_path / "site"
+
+
+@contextmanager
+def installed(site: Path) -> Iterator[None]:
+    """With this folder among those that Python imports from."""
+    sys.path.insert(0, str(site))
+    forget_installed()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(site))
+        for name in [name for name in sys.modules if name.startswith("their_package")]:
+            del sys.modules[name]
+        forget_installed()
+
+
+def forget_installed() -> None:
+    feature_list.listed_and_installed.cache_clear()
+    config_class.cache_clear()
+
+
+def planned(**values: Any) -> Plan:
+    config = config_of({**tiny_values(Path("text.txt"), train={"weight_limit": LIMIT}), **values})
+    return make_plan(config, MACHINE, FACTS)
+
+
+def test_an_installed_package_brings_a_key_a_line_of_the_plan_and_memory(site: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"train\.weight_limit: unknown key"):
+        planned()
+    with installed(site):
+        made, with_jax = planned(), planned(engine="jax")
+        assert made.features == {"weight_limit": LIMIT}
+        assert "weights within 0.02 of 0, after each update" in table(made, {}, {}, {})
+        assert [term.bytes for term in with_jax.memory if term.name == "limit"] == [4 * 8]
+        assert not [term for term in made.memory if term.name == "limit"]
+        on_disk = json.loads(json.dumps(made.to_json()))
+        assert on_disk["weight_limit"] == LIMIT
+        assert Plan.from_json(on_disk) == made
+        with pytest.raises(InvalidConfigError, match="greater than or equal to 0"):
+            config_of(tiny_values(Path("text.txt"), train={"weight_limit": -1.0}))
+
+
+def train_installed(index: int, group: dist.ProcessGroup, run: TinyRun, site: Path) -> Outcome:
+    with installed(site):
+        return train_tiny(index, group, run)
+
+
+@pytest.mark.parametrize(
+    "layout", ["ddp:2", *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
+)
+def test_a_step_of_either_engine_has_its_hook(
+    *, layout: str, site: Path, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    strategy, _, count = layout.partition(":")
+    engine = "jax" if strategy.startswith("jax-") else "torch"
+    values = tiny_values(
+        corpus,
+        train={"steps": 4, "weight_limit": LIMIT},
+        devices={"use": f"cpu:{count}", "strategy": strategy.removeprefix("jax-")},
+    )
+    job = TinyRun(tmp_path, {**values, "engine": engine}, cache)
+    results = pool.run(1 if engine == "jax" else int(count), train_installed, job, site)
+    arrays = [array for name, array in results[0].arrays.items() if name.startswith("model/")]
+    largest = max(float(np.abs(array).max()) for array in arrays)
+    assert largest == pytest.approx(LIMIT)
