@@ -100,8 +100,12 @@ def _ends(before: nn.Parameter, parameter: nn.Parameter) -> bool:
 
 
 class GradientQueue:
-    """Watches backward passes, and sends buckets in their order, each once the last pass has given
-    all its gradients.
+    """Watches backward passes, and sends buckets in their order, each once the last pass of a step
+    has given all its gradients.
+
+    Where a pass adds to a gradient several times (a reentrant checkpoint), nobody knows when it is
+    whole. Along a tree that is refused; else the first step, which sends at the end of its pass,
+    shows it, and all steps send there then.
 
     torch's part in C++ holds hooks, where Python's garbage collector sees no cycle: left in place
     they would keep the whole model in a warm process. So close() removes them.
@@ -119,7 +123,9 @@ class GradientQueue:
         exact: bool,
     ) -> None:
         self.in_pass: set[int] = set()
-        self.sends = False  # whether a gradient of the pass in work may complete a bucket
+        self.sends = False  # whether the pass in work is a step's last
+        self._sends_early = exact  # buckets are sent while that pass runs
+        self._repeats = False  # a pass has added to a gradient several times
         self._is_open = False  # a pass of a microbatch is in work; trials have passes of their own
         self._num_sent, self._exact = 0, exact
         self._sizes = list(map(len, buckets))
@@ -147,6 +153,7 @@ class GradientQueue:
         self._is_open = False
         if self.sends:
             self.send_rest()
+            self._sends_early = not self._repeats
             self.sends = False
 
     def send_rest(self) -> None:
@@ -159,13 +166,19 @@ class GradientQueue:
             return
         key = id(parameter)
         if key in self.in_pass or parameter.grad.is_sparse:  # type: ignore[union-attr]
-            note_gradient(self.in_pass, parameter, exact=self._exact)
+            self._note_unusual(parameter)
         self.in_pass.add(key)
-        if self.sends:
+        if self.sends and self._sends_early:
             bucket = self._bucket_of[key]
             self._missing[bucket] -= 1
             if not self._missing[bucket] and bucket == self._num_sent:
                 self._send_complete()
+
+    def _note_unusual(self, parameter: nn.Parameter) -> None:
+        """UserError: a gradient is sparse, or comes again where its bucket may be on its way."""
+        if self._sends_early or self._exact or parameter.grad.is_sparse:  # type: ignore[union-attr]
+            note_gradient(self.in_pass, parameter, exact=self._exact)
+        self._repeats = True
 
     def _send_complete(self) -> None:
         while self._num_sent < len(self._sizes) and not self._missing[self._num_sent]:
