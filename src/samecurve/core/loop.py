@@ -135,10 +135,10 @@ def _finish(
     """Test what was trained, if it is finished, and record how the training ended."""
     plan, counters = context.plan, logger.counters
     outcome: Outcome = "finished" if done >= plan.steps or ends_early else "stopped"
-    if outcome == "finished" and plan.test_samples:
+    if outcome == "finished" and plan.data.test_samples:
         state = _test(context, counters, state, done)
     context.heartbeat(done, "end")
-    values = {**counters.metrics, **logger.totals(), "reference": dict(plan.reference)}
+    values = {**counters.metrics, **logger.totals(), "reference": dict(plan.data.reference)}
     if ends_early and done < plan.steps:
         for hooks in context.hooks:
             values |= hooks.last_words(counters)
@@ -212,7 +212,7 @@ def run_due_actions(
     for hooks in context.hooks:
         hooks.before_actions(state, step)
     save = bool(due & {"save", "stop"})
-    if "evaluate" in due and plan.eval_samples:
+    if "evaluate" in due and plan.data.eval_samples:
         context.heartbeat(step, "evaluate")
         is_best = _evaluate(context, logger.counters, state, step)
         save = save or (is_best and bool(plan.every.save))  # the best is kept, so it must be there
@@ -248,13 +248,13 @@ def _evaluate(
     counters.metrics = {
         name: value for name, value in metrics.items() if not isinstance(value, list)
     }
-    value = metric_of(counters.metrics, plan.best)
-    is_best = plan.best.is_better(value, counters.best_value)
+    value = metric_of(counters.metrics, plan.kept.best)
+    is_best = plan.kept.best.is_better(value, counters.best_value)
     if is_best:
         counters.best_value, counters.best_step = value, step
     for hooks in context.hooks:
         hooks.after_evaluation(counters, step)
-    key = "best_loss" if plan.best.metric == "loss" else "best_value"
+    key = "best_loss" if plan.kept.best.metric == "loss" else "best_value"
     best = {key: counters.best_value, "best_step": counters.best_step}
     seconds = time.perf_counter() - began
     context.record(Event("evaluated", step, {**metrics, **best, "seconds": seconds}))
@@ -315,7 +315,7 @@ def _measure(
     plan, engine = context.plan, context.engine
     rounds = _each_with(context.feed.evaluation(which), lambda: context.heartbeat(step, "evaluate"))
     progress = plan.progress_at(max(step - 1, 0))
-    metrics = context.summarize(engine.evaluate(state, rounds, progress, plan.held_out(which)))
+    metrics = context.summarize(engine.evaluate(state, rounds, progress, plan.data.held_out(which)))
     return {name: journal_value(value) for name, value in metrics.items()}
 
 

@@ -113,7 +113,7 @@ class Feed(Generic[Staged]):
         if self._sources[source] is None:
             return
         keys = partial(RowKeys, self._plan.fixed.seed, HELD_OUT, 0)
-        for first, last in self._plan.held_out_parts(which):
+        for first, last in self._plan.data.held_out_parts(which):
             ids = np.arange(first, last)
             shares = [
                 DeviceShare(assignment, self._read_in_turn(source, ids, assignment.spans))
@@ -306,7 +306,7 @@ class Feed(Generic[Staged]):
     @property
     def _in_buckets(self) -> bool:
         """Whether the shape of a row follows from its bucket."""
-        return bool(self._plan.buckets.get("train"))
+        return bool(self._plan.data.buckets.get("train"))
 
     @property
     def _reads_by_microbatch(self) -> bool:

@@ -325,7 +325,7 @@ class JaxEngine:
                 [on_host(one) for one in features],
                 shapes,
                 when,
-                samples=samples or self.plan.eval_samples,
+                samples=samples or self.plan.data.eval_samples,
             )
             totals.update({"loss.sum": loss.sum, "loss.weight": loss.weight})
         return totals

@@ -337,7 +337,7 @@ class ExactEngine(JaxEngine):
     ) -> EvalSums:
         """The task's sums: counts add up as integers, the others along the microbatches' tree."""
         states = self._whole_states(state, averaged_params)
-        samples = samples or self.plan.eval_samples
+        samples = samples or self.plan.data.eval_samples
         num_microbatches = len(split_batch(samples, self.plan.batch.micro_batch_size))
         own = OwnSums(self.task.eval_sums(), num_microbatches, self._dtype)
         queued, when = [], progress_array(progress)

@@ -6,7 +6,7 @@ The run's own plan and engine are restored and evaluated once, in a directory th
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,17 +109,15 @@ def _evaluate(
     run = saved.run
     for note in saved.notes:
         say(f"warn   {note}")
-    if which == "train":
-        own_plan = own_plan.evaluated_on("train")
-    if which == "test":
-        own_plan = own_plan.evaluated_on("test")
-    if which == "test" and not own_plan.test_samples:
+    if which != "held-out":
+        own_plan = replace(own_plan, data=own_plan.data.evaluated_on(which))
+    if which == "test" and not own_plan.data.test_samples:
         raise UserError(
             f"{run.home} has no test data",
             "leave --on out to evaluate on what was held back; -d names other data",
             "--on",
         )
-    if not own_plan.eval_samples:
+    if not own_plan.data.eval_samples:
         raise UserError(
             f"{run.home} holds no data back to evaluate on",
             "--on train evaluates on what it was trained on; -d names other data",
@@ -136,7 +134,7 @@ def _evaluate(
         raise RunError("the evaluation was stopped")
     values = dict(evaluated[-1].values)
     seconds = values.pop("seconds")
-    return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)
+    return Evaluated(saved.step, own_plan.data.eval_samples, values, own_plan, seconds)
 
 
 def _loaded(
@@ -147,7 +145,7 @@ def _loaded(
         for key, value in entry_of(str(document.value["task"])).plain_data().items():
             document.set(key, value, "--on")
     if data is not None:
-        reference = run.read_plan().reference
+        reference = run.read_plan().data.reference
         entry = entry_of(str(document.value["task"]))
         for key, value in entry.other_data(data, run.assets, reference).items():
             document.set(key, value, "-d")

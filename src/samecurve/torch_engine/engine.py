@@ -245,7 +245,7 @@ class TorchEngine:
         samples: int | None = None,
     ) -> EvalSums:
         with self._evaluating(state):
-            return evaluate(self._setup, rounds, progress, samples or self.plan.eval_samples)
+            return evaluate(self._setup, rounds, progress, samples or self.plan.data.eval_samples)
 
     def refill(self, state: State, saved: Checkpoint) -> State:
         states.restore(self._setup, state, saved)

@@ -132,7 +132,7 @@ def train_rank(
     attempt, run, plan = context.attempt, context.run, context.plan
     _check_data(task, plan)
     if not attempt.evaluate:
-        check_goals(plan.goals if plan.eval_samples else (), task.eval_sums, task.summarize)
+        check_goals(plan.goals if plan.data.eval_samples else (), task.eval_sums, task.summarize)
     saved, weights = _load_beginning(context, task)
     first_step = saved.step if saved else 0
     journal, record = _begin_journal(context, task, first_step)
@@ -278,7 +278,7 @@ def lr_factor(task: Task, plan: Plan) -> Callable[[int], float] | None:
 def _check_data(task: Task, plan: Plan) -> None:
     """Compare the data with the plan's. UserError: the plan was made for other data."""
     is_same = is_same_data(plan.fixed.fingerprint, task.fingerprint())
-    if not is_same or len(task.train_data()) != plan.samples:
+    if not is_same or len(task.train_data()) != plan.data.samples:
         raise UserError(
             "the data of this process is not what the plan was made for: its files changed while"
             " the run was starting, or it is made of what differs from process to process: the"

@@ -49,8 +49,6 @@ _NAMES = {  # of the fields whose keys are older than their names
 _OLDER = {"reseeded", "lanes"}
 # what is done between steps, by the names that Intervals has for it
 _ACTIONS = ("evaluate", "sample", "save", "hash")
-# parts of a plan that have no key themselves: their fields stand beside those of the plan
-_SECTIONS = {"layout": Layout, "batch": BatchSplit, "compute": Compute}
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,63 @@ class StepMemory:
         return any(term.name == "activations" for term in self.terms)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedData:
+    """How many samples there are, and what a task's losses are compared with."""
+
+    samples: int  # for training
+    eval_samples: int
+    tokens_per_sample: int
+    reference: Mapping[str, float]  # losses, by name
+    test_samples: int = 0  # of the task's test data, measured once at the end
+    # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
+    buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def held_out(self, which: Held) -> int:
+        """Samples of the test data or of the evaluation data."""
+        return self.test_samples if which == "test" else self.eval_samples
+
+    def held_out_parts(self, which: Held) -> list[tuple[int, int]]:
+        """The intervals of ids [first, last) whose rows have one shape: one for each bucket."""
+        samples = self.held_out(which)
+        sizes = (samples and self.buckets.get(which)) or (samples,)
+        bounds = [0, *accumulate(sizes)]
+        return list(pairwise(bounds))
+
+    def evaluated_on(self, which: Literal["train", "test"]) -> "PlannedData":
+        """Other data in place of the held-out."""
+        samples = self.samples if which == "train" else self.test_samples
+        buckets = {**self.buckets, "eval": self.buckets.get(which, ())}
+        return replace(self, eval_samples=samples, buckets=buckets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptCheckpoints:
+    """Which checkpoints stay: the last ones, and the best."""
+
+    keep: int
+    best: MetricGoal = MetricGoal()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The work of a step, and what all devices do in a second."""
+
+    flops_per_step: float | None  # None: not known
+    peak_flops: float | None  # None: not on file
+
+
+# parts of a plan that have no key themselves: their fields stand beside those of the plan
+_SECTIONS = {
+    "layout": Layout,
+    "batch": BatchSplit,
+    "compute": Compute,
+    "data": PlannedData,
+    "kept": KeptCheckpoints,
+    "work": Work,
+}
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
     """All that was decided before the first step; every worker obeys it."""
@@ -85,19 +140,11 @@ class Plan:
     warnings: tuple[str, ...]
     fixed: Fixed
     steps: int
-    samples: int
-    eval_samples: int
-    tokens_per_sample: int
+    data: PlannedData
     nominal_weight: float  # core/determinism/step_arithmetic.py
     every: Intervals
-    keep: int
-    flops_per_step: float | None  # None: not known
-    peak_flops: float | None  # of all devices; None: not on file
-    reference: Mapping[str, float]
-    best: MetricGoal = MetricGoal()
-    test_samples: int = 0  # of the task's test data, measured once at the end
-    # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
-    buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    kept: KeptCheckpoints
+    work: Work
     # what the run has of each feature, by its name, in their order (core/feature_list.py)
     features: Mapping[str, Any] = field(default_factory=dict)
 
@@ -143,7 +190,8 @@ class Plan:
 
     @cached_property
     def order(self) -> Order:
-        return make_order(self.samples, self.buckets, self.batch.global_batch_size, self.fixed)
+        data = self.data
+        return make_order(data.samples, data.buckets, self.batch.global_batch_size, self.fixed)
 
     def lr_at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The learning rate of a step.
@@ -156,23 +204,6 @@ class Plan:
         """step: counted from 0"""
         return Progress(step, self.order.epoch_of(step))
 
-    def held_out(self, which: Held) -> int:
-        """Samples of the test data or of the evaluation data."""
-        return self.test_samples if which == "test" else self.eval_samples
-
-    def evaluated_on(self, which: Literal["train", "test"]) -> "Plan":
-        """The plan of an evaluation on other data in place of the held-out."""
-        samples = self.samples if which == "train" else self.test_samples
-        buckets = {**self.buckets, "eval": self.buckets.get(which, ())}
-        return replace(self, eval_samples=samples, buckets=buckets)
-
-    def held_out_parts(self, which: Held) -> list[tuple[int, int]]:
-        """The intervals of ids [first, last) whose rows have one shape: one for each bucket."""
-        samples = self.held_out(which)
-        sizes = (samples and self.buckets.get(which)) or (samples,)
-        bounds = [0, *accumulate(sizes)]
-        return list(pairwise(bounds))
-
     def actions_at_end(self) -> set[str]:
         return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}
 
@@ -180,7 +211,7 @@ class Plan:
     def goals(self) -> list[MetricGoal]:
         """The metrics that an evaluation must give."""
         own = [goal for feature, value in self._features_on() for goal in feature.goals(value)]
-        return [self.best, *own]
+        return [self.kept.best, *own]
 
     def ends_early(self, counters: Counters) -> bool:
         """Whether a feature ends a run that has these counters."""

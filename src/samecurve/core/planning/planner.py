@@ -61,7 +61,7 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
-from samecurve.core.planning.plan import Plan, StepMemory
+from samecurve.core.planning.plan import KeptCheckpoints, Plan, PlannedData, StepMemory, Work
 from samecurve.core.planning.schedule import (
     choose_intervals,
     choose_schedule,
@@ -141,19 +141,22 @@ class _Planning:
             warnings=tuple(log.warnings),
             fixed=fixed,
             steps=schedule.steps,
-            samples=facts.samples,
-            eval_samples=facts.eval_samples,
-            test_samples=facts.test_samples,
-            buckets=facts.buckets,
-            tokens_per_sample=facts.tokens_per_sample,
+            data=PlannedData(
+                samples=facts.samples,
+                eval_samples=facts.eval_samples,
+                test_samples=facts.test_samples,
+                buckets=facts.buckets,
+                tokens_per_sample=facts.tokens_per_sample,
+                reference=facts.reference,
+            ),
             nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
             every=log.take(choose_intervals(train, order)),
-            keep=train.keep,
-            best=train.goal,
+            kept=KeptCheckpoints(keep=train.keep, best=train.goal),
             features=features,
-            flops_per_step=flops * split.global_batch_size if flops else None,
-            peak_flops=peak_flops(layout.devices, precision.value),
-            reference=facts.reference,
+            work=Work(
+                flops_per_step=flops * split.global_batch_size if flops else None,
+                peak_flops=peak_flops(layout.devices, precision.value),
+            ),
         )
 
     def _numbers(self) -> tuple[Decision[Precision], MemoryOptions]:

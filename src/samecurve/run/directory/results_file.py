@@ -42,7 +42,7 @@ def results(events: Sequence[Event], plan: Plan, config: Config) -> dict[str, An
             "accumulation_steps": plan.batch.accumulation_steps,
         },
         "training": {
-            "samples": plan.samples,
+            "samples": plan.data.samples,
             "steps": len(steps),
             "epochs": len(steps) / plan.order.steps_per_epoch,
             "loss": steps[-1].get("loss") if steps else None,
@@ -72,7 +72,7 @@ def _best(events: Sequence[Event], plan: Plan) -> dict[str, Any] | None:
     step = values["best_step"]
     value = values.get("best_loss", values.get("best_value"))
     return {
-        "metric": plan.best.metric,
+        "metric": plan.kept.best.metric,
         "value": value,
         "step": step,
         "epoch": step / plan.order.steps_per_epoch,
@@ -88,6 +88,6 @@ def _measured(events: Sequence[Event], kind: str, plan: Plan) -> dict[str, Any] 
     confusion = metrics.get("confusion")
     if is_confusion(confusion):
         assert isinstance(confusion, list)
-        scores = class_scores(confusion, class_names(plan.reference, len(confusion)))
+        scores = class_scores(confusion, class_names(plan.data.reference, len(confusion)))
         metrics["by_class"] = [score.to_json() for score in scores]
     return {"step": last[0].step, "epoch": last[0].step / plan.order.steps_per_epoch, **metrics}
