@@ -46,6 +46,7 @@ FACTS = Facts(
     frozen_block_packed=(PACKED,) * 20,
     recompute_bytes={"selective": 2 * GIB, "block": GIB},
 )
+FOLLOWED = replace(FACTS, features={"after_step": {"after_step": "T.after_step()"}})
 
 
 def machine(
@@ -174,7 +175,12 @@ def test_what_saves_nothing_is_said() -> None:
             "with train.compile is not built",
             "leave train.comp",
         ),
-        ({}, replace(FACTS, after_step="T.after_step()"), "may change frozen", "leave it out"),
+        (
+            {},
+            FOLLOWED,
+            "may change frozen",
+            "leave it out",
+        ),
         (
             {},
             replace(FACTS, frozen_block_params=(), frozen_block_packed=(), trainable=FACTS.params),

@@ -206,7 +206,7 @@ class StepMetrics:
 class Task(Protocol):
     """A task: a class with these methods, and no base class.
 
-    after_step: called after each update; None: the task has none.
+    brings: the features that the task itself brings, by name: what their hooks take.
     follows_progress: whether the loss asks for the step or the epoch.
     losses: the loss, as "loss", and what is logged beside it, the same names each time;
         phase: of a step, '': the first or only one.
@@ -237,7 +237,7 @@ class Task(Protocol):
     @property
     def optimizer(self) -> Callable[..., Any] | None: ...
     @property
-    def after_step(self) -> Callable[[Any, int], None] | None: ...
+    def brings(self) -> Mapping[str, Any]: ...
     @property
     def follows_progress(self) -> bool: ...
     @property

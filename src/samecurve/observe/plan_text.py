@@ -16,7 +16,6 @@ _SAID = {
     "optimizer": (500, "optimizer "),
     "defaults": (510, ""),
     "phases": (600, "phases "),
-    "after_step": (700, ""),
 }
 
 

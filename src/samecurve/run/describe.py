@@ -19,6 +19,7 @@ import samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
+from samecurve.core.feature_list import fact_keys
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.child_process import child_environment, die_with, python_module
@@ -107,7 +108,7 @@ def _identity(config: Config, stamp: object) -> Any:
     groups = [group.model_dump(mode="json") for group in config.optimizer.groups]
     return [
         samecurve.__version__,
-        [field.name for field in fields(Facts)],
+        [*(field.name for field in fields(Facts)), *sorted(fact_keys())],
         config.task,
         config.engine,
         config.model.model_dump(mode="json"),

@@ -249,7 +249,7 @@ def _offloaded(way: _Way, layout: Layout) -> Iterator[_Way]:
     """
     options, facts = way.options, way.facts
     on_gpu = layout.devices[0].kind == "cuda"
-    is_refused = "devices.offload_frozen" in way.spec.refuses or facts.after_step
+    is_refused = "devices.offload_frozen" in way.spec.refuses or "after_step" in facts.features
     if not (on_gpu and options.can_offload and facts.frozen_block_params) or is_refused:
         return
     ways = [

@@ -247,30 +247,17 @@ def _coupled_split(coupled: Sequence[str], split: BatchSplit, *, norms_only: boo
 
 def say_task(log: DecisionLog, facts: Facts) -> None:
     """Log what is done with the model besides its updates, and the task's own notes."""
-    modes = []
-    if facts.kept_in_eval:
-        modes.append(f"{first_and_count(facts.kept_in_eval)} stays in eval mode, as model() has it")
-    if facts.from_pretrained:
-        came = first_and_count(facts.from_pretrained)
-        modes.append(f"{came} goes into training: from_pretrained() gives it in eval mode")
-    if modes:
-        log.reasons["modes"] = "; ".join(modes)
     if facts.notes:
         log.reasons["task"] = "\n".join(facts.notes)
 
 
-def say_task_steps(log: DecisionLog, facts: Facts, layout: Layout, split: BatchSplit) -> None:
-    """Log what the task makes of a step: updates in turn, after_step(), a loss over the batch."""
+def say_task_steps(log: DecisionLog, facts: Facts, split: BatchSplit) -> None:
+    """Log what the task makes of a step: updates in turn, a loss over the batch."""
     if facts.phases:
         log.reasons["phases"] = (
             f"{', then '.join(facts.phases)}: each with its own forward and backward passes,"
             " reduction and update"
         )
-    if facts.after_step:
-        reason = f"{facts.after_step} is called after each update, for which the host waits"
-        if layout.shards > 1:
-            reason += f"; {layout.strategy} gathers all weights for it, and shares them out again"
-        log.reasons["after_step"] = reason
     if facts.whole_batch:
         batch, rounds = counted(split.global_batch_size, "sample"), split.accumulation_steps
         cost = "one round, so each sample is computed once"

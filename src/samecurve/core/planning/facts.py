@@ -71,8 +71,6 @@ class Facts:
     # layers that mix a batch's samples (BatchNorm), so that a split changes the result
     coupled: tuple[str, ...]
     fingerprint: str  # of the data
-    kept_in_eval: tuple[str, ...] = ()  # modules that are so while the model is in training
-    from_pretrained: tuple[str, ...] = ()  # modules that came in eval mode and go into training
     whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
     feature_bytes: int | None = None  # of one sample's features; None: not known, or no such loss
     block_params: int = 0  # scalars of the largest block
@@ -132,12 +130,11 @@ class Facts:
     user_optimizer: UserOptimizerFacts | None = None  # the task's own
     phases: tuple[str, ...] = ()  # the updates of a step in turn, in words; empty: there is one
     schedule: str = ""  # the task's own learning-rate schedule, in words; '': none
-    after_step: str = ""  # what the task does with the model after each update; '': nothing
     # the part of the model that computes in bf16 and f16 only, in words; '': there is none
     narrow_only: str = ""
     notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each
-    # what features that the task brings must know of it, by the feature's name
-    features: Mapping[str, Any] = field(default_factory=dict)
+    # what features that the task brings must know of it, by the feature's name and by key
+    features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
 
 

@@ -70,9 +70,9 @@ def check_frozen_offload(train: Train, facts: Facts | None = None) -> None:
             )
     if facts is None:
         return
-    if facts.after_step:
+    if words := facts.features.get("after_step"):
         raise UserError(
-            f"{_WHERE}: {facts.after_step} is called after each update and may change frozen"
+            f"{_WHERE}: {words['after_step']} is called after each update and may change frozen"
             " weights, of which the device may have a copy",
             "leave it out",
             _WHERE,

@@ -5,7 +5,7 @@ Activations: the bytes that the backward pass keeps, counted by the task (Facts.
 and scaled by the width of the precision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
@@ -52,6 +52,14 @@ class FeatureMemory(Protocol):
     def memory(
         self, config: Config, options: "MemoryOptions", facts: Facts, spec: StrategySpec
     ) -> "MemoryTerm | None": ...
+    def memory_of_step(
+        self,
+        config: Config,
+        options: "MemoryOptions",
+        facts: Facts,
+        sizes: "BatchSizes",
+        shards: int,
+    ) -> "MemoryTerm | None": ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +85,12 @@ class MemoryOptions:
 
 
 def memory_options(
-    config: Config, precision: Precision | None = None, kind: Kind = "cpu"
+    config: Config,
+    precision: Precision | None = None,
+    kind: Kind = "cpu",
+    features: Sequence["FeatureMemory"] = (),
 ) -> MemoryOptions:
-    """The options of a config, with the features that it names.
+    """The options of a config.
 
     precision: the one that was chosen; None: the config's. kind: of the devices
     """
@@ -91,7 +102,7 @@ def memory_options(
         reshard=config.devices.reshard,
         optimizer=config.optimizer,
         limit=config.devices.memory,
-        features=tuple((row.load(), config) for row in config.named_features),
+        features=tuple((feature, config) for feature in features),
         can_offload=not (config.train.compile or config.train.float8),
         kind=kind,
     )
@@ -385,15 +396,6 @@ def feature_term(options: MemoryOptions, facts: Facts, global_batch_size: int) -
     return MemoryTerm("features", 3 * global_batch_size * each, formula)
 
 
-def after_step_term(options: MemoryOptions, facts: Facts, shards: int) -> MemoryTerm | None:
-    """The whole weights for Task.after_step(), where devices have shards; None: not needed."""
-    if not facts.after_step or shards == 1:
-        return None
-    width = options.itemsize
-    formula = f"{facts.params} x {width} B, whole for {facts.after_step}"
-    return MemoryTerm("after step", facts.params * width, formula)
-
-
 class BatchSizes(Protocol):
     """What memory asks of a BatchSplit."""
 
@@ -410,7 +412,10 @@ def peak_terms(
     activations = activation_term(options, facts, split.micro_batch_size)
     others = (
         activations,
-        after_step_term(options, facts, shards),
+        *(
+            feature.memory_of_step(config, options, facts, split, shards)
+            for feature, config in options.features
+        ),
         feature_term(options, facts, split.global_batch_size),
     )
     peak = settled(held, activations.bytes if activations else 0)

@@ -161,7 +161,8 @@ class _Planning:
         config = self.config
         devices = choose_devices(config.devices, config.engine, self.machine).value
         precision = choose_precision(config.train, config.engine, devices)
-        return precision, memory_options(config, precision.value, devices[0].kind)
+        features = [row.load() for row in wanted(config, self.facts.features)]
+        return precision, memory_options(config, precision.value, devices[0].kind, features)
 
     def _step(self, options: MemoryOptions, precision: Decision[Precision]) -> StepMemory:
         """The layout of a step, its microbatches and its memory."""
@@ -334,7 +335,7 @@ class _Planning:
             from samecurve.core.planning.exact import check_exact_optimizer
 
             check_exact_optimizer(config.optimizer, facts, layout)
-        say_task_steps(log, facts, layout, split)
+        say_task_steps(log, facts, split)
         check_compile(train, layout.engine)
         check_float8(train, precision.value, layout, facts.blocks)
         say_compute(log, train, facts)

@@ -18,6 +18,7 @@ import numpy as np
 
 from samecurve.core.config.document import suggest
 from samecurve.core.config.sections import Config, section_argument
+from samecurve.core.feature_list import fact_keys, split_facts
 from samecurve.core.planning.facts import Facts
 from samecurve.core.protocols import Initial, Part
 from samecurve.errors import RunError, SamecurveError, UserError
@@ -133,7 +134,7 @@ class TaskAdapter:
         """The result of the class's own facts(). UserError: no plan asks for one of them."""
         with self.calling("facts"):
             own = dict(self.methods.facts())
-        known = {field.name for field in fields(Facts)}
+        known = {field.name for field in fields(Facts)} | fact_keys()
         for name in own:
             if name not in known:
                 near = suggest(str(name), sorted(known))
@@ -148,8 +149,8 @@ class TaskAdapter:
         """
         if self.methods.prepare is None:  # else the rows can be read once their files are made
             self.check_rows()
-        return Facts(
-            **{
+        facts, features = split_facts(
+            {
                 "samples": len(self.train_data()),
                 "eval_samples": len(self._held_out) if self._held_out else 0,
                 "test_samples": len(self._test) if self._test else 0,
@@ -166,6 +167,7 @@ class TaskAdapter:
                 **self.own_facts,
             }
         )
+        return Facts(**facts, features=features)
 
     def _buckets(self) -> Mapping[str, tuple[int, ...]]:
         """The samples of each bucket, of the data whose rows lie in buckets."""

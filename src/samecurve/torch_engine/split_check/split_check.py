@@ -274,7 +274,7 @@ class SplitCheck:
 
     def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
         """Whether after_step() reads one of these attributes."""
-        if self._setup.task.after_step is None:
+        if "after_step" not in self._setup.task.brings:
             return None
         from samecurve.torch_engine.split_check.user_code import names_read
 
