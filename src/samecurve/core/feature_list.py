@@ -13,13 +13,9 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samecurve.errors import UserError
-
-if TYPE_CHECKING:  # imported by the features of a run alone
-    from samecurve.core.config.sections import Config
-    from samecurve.core.feature import Feature, Where
 
 ENTRY_POINTS = "samecurve.features"  # the group under which an installed package names a feature
 _OURS = "samecurve.features."
@@ -38,9 +34,8 @@ class ListedFeature:
     plan_key: str  # in plan.json; "every.name" is a key within `every`
     plan_off: Any = None  # the value of that key in a plan that has no such feature
     is_in_each_plan: bool = False  # whether such plans have the key
-    said: Mapping[str, str] = field(
-        default_factory=dict
-    )  # reasons in the banner, words before each
+    # reasons that the banner shows -> the words before each
+    said: Mapping[str, str] = field(default_factory=dict)
     tabled: Sequence[str] = ()  # reasons that only the table of `samecurve plan` shows
     changes_results: bool = True
     # what the feature must know of a task and its model: key -> if it is not so
@@ -62,9 +57,9 @@ class ListedFeature:
             if key in values
         )
 
-    def load(self) -> "Feature[Any, Any]":
-        feature: Feature[Any, Any] = import_module(self.place).FEATURE
-        return feature
+    def load(self) -> Any:
+        """The Feature (core/feature.py), which is imported."""
+        return import_module(self.place).FEATURE
 
 
 @cache
@@ -129,7 +124,7 @@ def rows_of(names: Iterable[str]) -> list[ListedFeature]:
     return found
 
 
-def wanted(config: "Config", brought: Iterable[str]) -> list[ListedFeature]:
+def wanted(config: Any, brought: Iterable[str]) -> list[ListedFeature]:
     """The features that a config names or a task brings, in their order.
 
     brought: names of those that the task brings
@@ -155,7 +150,7 @@ def split_facts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dic
     return rest, by_feature
 
 
-def hooks_of(features: Mapping[str, Any], where: "Where") -> Iterator[tuple[str, Any, Any]]:
+def hooks_of(features: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any, Any]]:
     """The hooks of a run's features: the name, the class, and what the plan has of the feature.
 
     features: as a plan has them
@@ -197,7 +192,7 @@ def _installed_row(point: EntryPoint) -> ListedFeature:
 
 def _row_of(place: str) -> ListedFeature:
     """What the kernel knows of the feature that a package has as FEATURE."""
-    feature: Feature[Any, Any] = import_module(place).FEATURE
+    feature = import_module(place).FEATURE
     keys = feature.fields.model_fields if feature.fields else {}
     return ListedFeature(
         name=place.rpartition(".")[2],

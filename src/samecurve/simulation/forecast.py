@@ -150,7 +150,7 @@ def compare_strategies(
     If the savings of recomputation are unknown, only the config's own setting is used.
     """
     ways: tuple[Recompute, ...] = (config.train.recompute,)
-    if facts.recompute_bytes:
+    if facts.activations.recompute_bytes:
         ways = ("none", "selective", "block")
     setting = _Setting(facts, cluster, utilization)
     return [

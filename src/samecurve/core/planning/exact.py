@@ -67,10 +67,10 @@ def check_exact_model(facts: Facts) -> None:
 
 def check_exact_kernels(facts: Facts, layout: Layout) -> None:
     """NotExactError: the loss calls operations that these devices can't repeat bit by bit."""
-    if facts.nondeterministic and layout.devices[0].kind == "cuda":
+    if facts.repeats.nondeterministic and layout.devices[0].kind == "cuda":
         from samecurve.core.nondeterministic import refusal
 
-        raise NotExactError(*refusal(facts.nondeterministic), "train.exact")
+        raise NotExactError(*refusal(facts.repeats.nondeterministic), "train.exact")
 
 
 def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> None:
@@ -80,13 +80,13 @@ def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> N
         raise NotExactError(
             f"train.exact under {layout.strategy}: {cause}",
             "optimizer.name adamw, sgd, muon or adamw8bit; or --strategy ddp",
-            "task" if facts.user_optimizer else "optimizer.name",
+            "task" if facts.updates.user_optimizer else "optimizer.name",
         )
 
 
 def why_not_sharded(section: Optimizer, facts: Facts) -> str:
     """Why train.exact can't update shards with this optimizer; empty: it can."""
-    own = facts.user_optimizer
+    own = facts.updates.user_optimizer
     if own is not None:
         return (
             f"{own.name} of {own.by} would update parts of arrays, and torch's kernels may round"
@@ -327,7 +327,7 @@ def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm 
     if layout.reshards_by_block:
         blocks = min(2, blocks)
     wider, kept = blocks * facts.block_params, "kept for backward"
-    rounded = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
+    rounded = sum(prod(facts.model.arrays.get(name, ())) for name in facts.model.rounded)
     if options.recompute != "none":
         rounded, kept = 2 * facts.block_params, "of the largest block, with their gradient"
     formula = (

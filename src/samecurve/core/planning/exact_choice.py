@@ -36,7 +36,7 @@ def choose_exact(
 
 
 def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
-    if not facts.flops_per_sample or not facts.arrays:
+    if not facts.flops_per_sample or not facts.model.arrays:
         why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
         return None, f"the work of a sample is not known{why}"
     least = least_work(facts, compiled=config.train.compile)
@@ -45,7 +45,7 @@ def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
         micro = _microbatch(config, num_devices)
         work = facts.flops_per_sample * micro
         is_cut = micro < (config.batch.samples or 1)
-        if is_cut and facts.whole_batch:
+        if is_cut and "whole_batch" in facts.features:
             return None, "batch_loss() would compute the features of each microbatch twice"
         if work >= least or not is_cut:
             return exact_on(config, num_devices), ""
@@ -121,4 +121,6 @@ def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
         "the model mixes the samples of a microbatch": bool(facts.coupled),
     }
     unmeasured = "unmeasured on GPUs" if kind == "cuda" else ""
-    return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact or unmeasured)
+    return next(
+        (why for why, is_so in hindrances.items() if is_so), facts.repeats.not_exact or unmeasured
+    )

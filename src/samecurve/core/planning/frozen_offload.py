@@ -43,7 +43,7 @@ def host_copies(host: HostBlocks, facts: Facts, recompute: Recompute, rounds: in
 
     rounds: accumulation steps
     """
-    forward = 2 if facts.whole_batch and rounds > 1 else 1
+    forward = 2 if "whole_batch" in facts.features and rounds > 1 else 1
     is_part = host.of > facts.blocks
     backward = 2 if recompute != "none" and is_part else 1
     return HostCopies(forward * host.bytes, backward * host.bytes)
@@ -77,7 +77,7 @@ def check_frozen_offload(train: Train, facts: Facts | None = None) -> None:
             "leave it out",
             _WHERE,
         )
-    if facts.frozen_block_params:
+    if facts.model.frozen_block_params:
         return
     cause = "the plan knows of no repeated block that has frozen weights of its own"
     if facts.trainable == facts.params:

@@ -31,7 +31,7 @@ _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
     offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
-    reference because warnings fixed exact slot_times whole_batch compile float8 allow_coupled best
+    reference because warnings fixed exact slot_times compile float8 allow_coupled best
     test_samples
 """
 _NAMES = {  # of the fields whose keys are older than their names
@@ -175,6 +175,11 @@ class Plan:
 
     def actions_at_end(self) -> set[str]:
         return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the loss is one of the whole batch's features."""
+        return "whole_batch" in self.features
 
     @property
     def goals(self) -> list[MetricGoal]:

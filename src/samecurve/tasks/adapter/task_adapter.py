@@ -9,7 +9,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,7 +17,6 @@ import numpy as np
 
 from samecurve.core.config.document import suggest
 from samecurve.core.config.sections import Config, section_argument
-from samecurve.core.feature_list import fact_keys, split_facts
 from samecurve.core.planning.facts import Facts
 from samecurve.core.protocols import Initial, Part
 from samecurve.errors import RunError, SamecurveError, UserError
@@ -134,7 +132,7 @@ class TaskAdapter:
         """The result of the class's own facts(). UserError: no plan asks for one of them."""
         with self.calling("facts"):
             own = dict(self.methods.facts())
-        known = {field.name for field in fields(Facts)} | fact_keys()
+        known = Facts.keys()
         for name in own:
             if name not in known:
                 near = suggest(str(name), sorted(known))
@@ -149,8 +147,8 @@ class TaskAdapter:
         """
         if self.methods.prepare is None:  # else the rows can be read once their files are made
             self.check_rows()
-        facts, features = split_facts(
-            {
+        return Facts.of(
+            **{
                 "samples": len(self.train_data()),
                 "eval_samples": len(self._held_out) if self._held_out else 0,
                 "test_samples": len(self._test) if self._test else 0,
@@ -167,7 +165,6 @@ class TaskAdapter:
                 **self.own_facts,
             }
         )
-        return Facts(**facts, features=features)
 
     def _buckets(self) -> Mapping[str, tuple[int, ...]]:
         """The samples of each bucket, of the data whose rows lie in buckets."""

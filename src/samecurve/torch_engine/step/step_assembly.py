@@ -25,7 +25,7 @@ def make_training_step(
 ) -> Step:
     """The step of this process. features: of the run, in their order"""
     kind = TrainingStep
-    if setup.plan.compute.whole_batch:
+    if setup.plan.whole_batch:
         from samecurve.torch_engine.step.batch_loss import BatchLossStep
 
         kind = BatchLossStep
