@@ -139,7 +139,7 @@ def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[
     exact = runners["exact"]
     facts, batch = exact.facts, exact.plan.batch
     return {
-        "arrays": facts.arrays,
+        "arrays": facts.model.arrays,
         "params": facts.params,
         "trainable": facts.trainable,
         "flops_per_sample": facts.flops_per_sample,

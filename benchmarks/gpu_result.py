@@ -63,7 +63,7 @@ def about_of(setting: Setting) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version(name) for name in _LIBRARIES},
         "model": fields,
-        "parameters": sum(math.prod(shape) for shape in setting.task.facts().arrays.values()),
+        "parameters": sum(math.prod(shape) for shape in setting.task.facts().model.arrays.values()),
         "batch": made.batch.global_batch_size,
         "micro": made.batch.micro_batch_size,
         "rounds": made.batch.accumulation_steps,

@@ -143,7 +143,7 @@ def llama(cache: Path) -> Facts:
     config = _config({"model": shape, "data": {"source": str(tokens)}})
     counted = entry_of("language").facts(config, str(cache))
     assert counted.params == 8_030_261_248
-    return replace(counted, samples=1 << 30)
+    return counted.having(samples=1 << 30)
 
 
 def mpt() -> Facts:
@@ -181,7 +181,7 @@ def mpt() -> Facts:
     params = sum(int(np.prod(shape)) for shape in arrays.values())
     assert params == 6_658_859_008
     narrow = tuple(name for name in inside if "norm" not in name)
-    return Facts(
+    return Facts.of(
         samples=1 << 30,
         eval_samples=0,
         tokens_per_sample=length,
@@ -235,12 +235,15 @@ def predicted(entry: Published, facts: Facts, share: Utilization) -> tuple[float
         _setup(entry),
     )
     made = plan_on_cluster(
-        config, replace(facts, largest_tried=entry.per_device), setup
+        config, facts.having(largest_tried=entry.per_device), setup
     )  # so it was trained
     found = step_cost(config, made, facts, setup, share)
     assert found is not None
     return (
-        made.batch.global_batch_size * facts.tokens_per_sample / found.seconds / setup.num_devices,
+        made.batch.global_batch_size
+        * facts.data.tokens_per_sample
+        / found.seconds
+        / setup.num_devices,
         sum(term.bytes for term in made.memory),
     )
 

@@ -189,7 +189,7 @@ def test_a_slow_rank_is_measured_and_no_longer_waited_for(
         monkeypatch.setattr(balancing, "pool", warm, raising=False)  # deleted below
         speeds = measure_speeds(
             config, MACHINE, entry_of(config.task).facts(config, str(cache)), slow.rows
-        ).speeds
+        ).measured.speeds
         monkeypatch.delattr(balancing, "pool")  # what was measured is kept
         assert speeds is not None
         (plain, before), (uneven, after) = (

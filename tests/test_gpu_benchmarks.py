@@ -155,7 +155,7 @@ def test_mfu_counts_attention_by_both_formulas(tmp_path: Path) -> None:
         }
     )
     counted = model_facts(fields, 32, unfused=False)
-    facts = Facts(
+    facts = Facts.of(
         samples=100,
         eval_samples=10,
         tokens_per_sample=16,

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +16,7 @@ from tiny import FACTS, MACHINE, config_of, step_event, tiny_values
 
 @pytest.fixture
 def made(tmp_path: Path) -> Plan:
-    facts = replace(FACTS, samples=1000)
+    facts = FACTS.having(samples=1000)
     return plan(config_of(tiny_values(tmp_path, train={"steps": 2000})), MACHINE, facts)
 
 

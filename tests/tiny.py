@@ -40,7 +40,7 @@ from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.rank_main import train_rank
 
-FACTS = Facts(
+FACTS = Facts.of(
     samples=100,
     eval_samples=10,
     tokens_per_sample=1,

@@ -31,7 +31,7 @@ GPUS = replace(
         Device(kind="cuda", index=index, name="NVIDIA H100", memory=80 * GIB) for index in (0, 1)
     ),
 )
-FACTS = Facts(
+FACTS = Facts.of(
     samples=1000,
     eval_samples=50,
     tokens_per_sample=512,
@@ -63,7 +63,7 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if use == "cpu:3" else ""
     assert line == SAME_BITS + idle
     shared = config(devices={"use": use, "strategy": strategy, "threads": None})
-    for facts in (FACTS, replace(FACTS, bytes_per_sample=None)):  # a user's model: not known
+    for facts in (FACTS, FACTS.having(bytes_per_sample=None)):  # a user's model: not known
         for cores in (1, 2, 3, 6, 9, 16, 64):
             other = plan(shared, replace(CPUS, cores=cores), facts)
             assert (other.compute.exact, other.batch.micro_batch_size) == (True, 8)
@@ -145,13 +145,13 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
 ) -> None:
     asked = config(**sections)
     check_before_facts(asked, CPUS, can_measure=False)
-    made = plan(asked, CPUS, replace(FACTS, **facts))
+    made = plan(asked, CPUS, FACTS.having(**facts))
     (line,) = (line for line in banner(made) if "(auto)" in line)
     assert line.startswith("       not exact (auto): ")
     assert says in line
     assert line.endswith("; --exact asks for it")
     ordinary = plan(
-        asked.with_values(train={"exact": False}), CPUS, replace(FACTS, **facts)
+        asked.with_values(train={"exact": False}), CPUS, FACTS.having(**facts)
     ).to_json()
     chosen = made.to_json()
     assert chosen["because"].pop("exact_auto")
@@ -159,7 +159,7 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
 
 
 def test_a_layout_that_is_not_exact_says_what_gives_the_bits_of_the_others() -> None:
-    smaller = replace(FACTS, flops_per_sample=3e9)  # four microbatches
+    smaller = FACTS.having(flops_per_sample=3e9)  # four microbatches
     capped = config(
         batch={"samples": 64, "per_device": 32}, devices={"compress": "bf16", "use": "cpu:2"}
     )
@@ -208,7 +208,7 @@ def test_open_devices_are_a_rank_for_each_core_that_has_a_microbatch(
 
 
 def test_memory_holds_fewer_ranks() -> None:
-    wide = replace(FACTS, bytes_per_sample=1 << 28)  # 2 GiB a microbatch
+    wide = FACTS.having(bytes_per_sample=1 << 28)  # 2 GiB a microbatch
     made = plan(config(devices={"threads": None}), replace(CPUS, host_bytes=16 * GIB), wide)
     assert made.compute.exact
     assert 1 < made.num_devices < 8
@@ -223,12 +223,12 @@ def test_other_runs_on_open_devices_have_one_rank_with_all_cores() -> None:
     open_devices = config(devices={"threads": None})
     by_flag = config(devices={"threads": None}, train={"exact": False})
     by_device = config(devices={"threads": None}, batch={"per_device": 8}, train={"exact": True})
-    costly = replace(FACTS, flops_per_sample=1e6)
+    costly = FACTS.having(flops_per_sample=1e6)
     for asked, facts in ((open_devices, costly), (by_flag, FACTS)):
         made = plan(asked, CPUS, facts)
         assert (made.num_devices, made.compute.threads) == (1, 16)
     assert plan(by_device, CPUS, FACTS).num_devices == 1  # its batch follows the devices
-    tried = plan(open_devices, CPUS, replace(FACTS, largest_tried=256))  # by one rank
+    tried = plan(open_devices, CPUS, FACTS.having(largest_tried=256))  # by one rank
     assert (tried.num_devices, tried.compute.exact) == (1, True)
     sharded = config(devices={"threads": None, "strategy": "fsdp"}, optimizer={"name": "adafactor"})
     whole = plan(sharded, CPUS, FACTS)  # which adds up shard by shard
@@ -239,7 +239,7 @@ def test_other_runs_on_open_devices_have_one_rank_with_all_cores() -> None:
 
 
 def test_ranks_without_a_sample_are_planned() -> None:
-    convolutions = replace(FACTS, arrays={f"c{number}": (8, 8, 3, 3) for number in range(4)})
+    convolutions = FACTS.having(arrays={f"c{number}": (8, 8, 3, 3) for number in range(4)})
     asked = config(
         train={"exact": True},
         batch={"samples": 1},
@@ -253,11 +253,11 @@ def test_on_gpus_no_run_is_exact_by_itself_until_a_gpu_has_measured_the_cost(use
     """Whatever the model's work. What --exact would refuse there is said first."""
     asked = config(devices={"use": use, "threads": None})
     for flops in (1e10, 1e15, None):
-        made = plan(asked, GPUS, replace(FACTS, flops_per_sample=flops))
+        made = plan(asked, GPUS, FACTS.having(flops_per_sample=flops))
         assert not made.compute.exact
         line = "       not exact (auto): unmeasured on GPUs; --exact asks for it"
         assert line in banner(made)
-    coupled = plan(asked, GPUS, replace(FACTS, not_exact="gradients of features are sparse"))
+    coupled = plan(asked, GPUS, FACTS.having(not_exact="gradients of features are sparse"))
     assert coupled.reasons["exact_auto"].startswith("gradients of features are sparse; ")
     assert plan(asked.with_values(train={"exact": True}), GPUS, FACTS).compute.exact
 
@@ -276,7 +276,7 @@ def test_a_run_on_gpus_keeps_what_an_earlier_version_chose() -> None:
 
 def test_a_run_keeps_what_its_first_plan_chose() -> None:
     first = plan(config(), CPUS, FACTS)
-    costly = replace(FACTS, flops_per_sample=1e6)
+    costly = FACTS.having(flops_per_sample=1e6)
     later = plan(config(devices={"use": "cpu:3", "threads": None}), CPUS, costly, first.fixed)
     assert (later.compute.exact, later.batch.micro_batch_size) == (True, 8)
     ordinary = plan(config(), CPUS, costly)
@@ -317,9 +317,9 @@ def test_the_least_work_of_a_microbatch() -> None:
     """Operations and convolutions of a loop count as those of more layers."""
     plain = least_work(FACTS, compiled=False)
     assert plain == 100 * 75e6 + 10**7 * 3e3
-    assert least_work(replace(FACTS, operations=500), compiled=False) == plain  # 5 for each array
-    assert least_work(replace(FACTS, operations=5000), compiled=False) == 1000 * 75e6 + 3e10
-    convolutions = replace(FACTS, operations=500, convolutions=300)
+    assert least_work(FACTS.having(operations=500), compiled=False) == plain  # 5 for each array
+    assert least_work(FACTS.having(operations=5000), compiled=False) == 1000 * 75e6 + 3e10
+    convolutions = FACTS.having(operations=500, convolutions=300)
     assert least_work(convolutions, compiled=False) == plain + 300e9
     assert least_work(FACTS, compiled=True) == 3 * plain
 
@@ -328,11 +328,11 @@ def test_smaller_models_are_exact_on_fewer_devices() -> None:
     """The most of 8, 4 and 2 that cost little, unless train.exact_devices says how many."""
     said = {}
     for flops in (1e10, 3e9, 1.5e9, 4e8):
-        made = plan(config(), CPUS, replace(FACTS, flops_per_sample=flops))
+        made = plan(config(), CPUS, FACTS.having(flops_per_sample=flops))
         said[flops] = (made.compute.exact, made.batch.num_microbatches)
     assert said == {1e10: (True, 8), 3e9: (True, 4), 1.5e9: (True, 2), 4e8: (False, 1)}
     asked = config(train={"exact": True})
-    assert plan(asked, CPUS, replace(FACTS, flops_per_sample=4e8)).batch.num_microbatches == 8
+    assert plan(asked, CPUS, FACTS.having(flops_per_sample=4e8)).batch.num_microbatches == 8
 
 
 def test_devices_that_share_a_step() -> None:
@@ -356,7 +356,7 @@ def test_what_the_rule_takes_cost_little_where_it_was_measured() -> None:
         for path in root.glob(f"{name}-amd-epyc.json"):
             for pair in json.loads(path.read_text())["models"].values():
                 arrays = {name: tuple(shape) for name, shape in pair["arrays"].items()}
-                facts = replace(FACTS, arrays=arrays, trainable=pair["trainable"])
+                facts = FACTS.having(arrays=arrays, trainable=pair["trainable"])
                 least = least_work(facts, compiled=name.startswith("compiled"))
                 is_taken = pair["flops_per_sample"] * pair["microbatch"] >= least
                 assert not is_taken or pair["ratio"] < 1.05

@@ -17,8 +17,7 @@ from tiny import FACTS, MACHINE, config_of
 MIB = 1 << 20
 # 320 MiB of weights in f32, a fifth of them outside of the four blocks
 BLOCK = 2**24
-MODEL = replace(
-    FACTS,
+MODEL = FACTS.having(
     params=5 * BLOCK,
     trainable=5 * BLOCK,
     blocks=4,
@@ -85,7 +84,7 @@ def test_memory_comes_first_for_the_microbatch() -> None:
 
 def test_what_is_not_known_is_not_taken() -> None:
     """Unless half of the memory is left for it, on CPU ranks of an exact run."""
-    unknown = replace(MODEL, bytes_per_sample=None)
+    unknown = MODEL.having(bytes_per_sample=None)
     assert "activations are not known" in made(unknown).reasons["gather"]
     large = made(unknown, train={"exact": True})
     assert large.reasons["gather"].endswith(" 50% are to stay free")
@@ -95,7 +94,7 @@ def test_what_is_not_known_is_not_taken() -> None:
     assert exact.reasons["gather"].endswith(" to use, activations not counted")
     assert not made(small).layout.gathers_once
     assert made(unknown, devices={"gather": "step"}).layout.gathers_once
-    tried = made(replace(MODEL, largest_tried=2))
+    tried = made(MODEL.having(largest_tried=2))
     assert "the microbatch was tried" in tried.reasons["gather"]
 
 

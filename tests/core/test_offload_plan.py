@@ -2,7 +2,6 @@
 what the copies cost, what is refused, and when a remedy names it.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ from samecurve.tasks import Tasks
 GIB = 1 << 30
 BLOCK, PACKED = 1 << 20, 300 << 20  # numbers and packed bytes of a block
 OUTSIDE = 1 << 26
-FACTS = Facts(
+FACTS = Facts.of(
     samples=1000,
     eval_samples=0,
     tokens_per_sample=1,
@@ -46,6 +45,7 @@ FACTS = Facts(
     frozen_block_packed=(PACKED,) * 20,
     recompute_bytes={"selective": 2 * GIB, "block": GIB},
 )
+FOLLOWED = FACTS.having(after_step="T.after_step()")
 
 
 def machine(
@@ -118,8 +118,7 @@ def test_the_reason_says_what_is_moved_and_what_it_should_cost() -> None:
     assert f"       offload: {here.reasons['offload']}" in banner(here)
     assert not here.warnings
     assert (
-        "17.8 GiB for a microbatch"
-        in planned(1.0, facts=replace(FACTS, blocks=4)).reasons["offload"]
+        "17.8 GiB for a microbatch" in planned(1.0, facts=FACTS.having(blocks=4)).reasons["offload"]
     )
     assert "offload" not in planned(0.0).reasons
     unknown = planned(1.0, machine(name="some card")).reasons["offload"]
@@ -174,16 +173,21 @@ def test_what_saves_nothing_is_said() -> None:
             "with train.compile is not built",
             "leave train.comp",
         ),
-        ({}, replace(FACTS, after_step="T.after_step()"), "may change frozen", "leave it out"),
         (
             {},
-            replace(FACTS, frozen_block_params=(), frozen_block_packed=(), trainable=FACTS.params),
+            FOLLOWED,
+            "may change frozen",
+            "leave it out",
+        ),
+        (
+            {},
+            FACTS.having(frozen_block_params=(), frozen_block_packed=(), trainable=FACTS.params),
             "nothing is frozen",
             "model.adapter",
         ),
         (
             {},
-            replace(FACTS, frozen_block_params=(), frozen_block_packed=()),
+            FACTS.having(frozen_block_params=(), frozen_block_packed=()),
             "no repeated block that has frozen weights",
             "model.adapter",
         ),
@@ -237,8 +241,7 @@ def test_a_run_that_runs_out_of_memory_names_what_is_left_to_move() -> None:
 
 
 def test_an_adapter_s_remedy_has_it_where_the_adapter_alone_does_not_fit() -> None:
-    trained = replace(
-        FACTS,
+    trained = FACTS.having(
         params=20 * 10**8,
         trainable=20 * 10**8,
         block_params=10**8,
@@ -257,7 +260,7 @@ def test_a_machine_that_one_does_not_have_shows_the_time_of_the_copies() -> None
     cluster = read_cluster("1xRTX3090")
     rounds, link = 4, 24e9
     for flops, hidden in ((4e13, True), (4e10, False)):
-        facts = replace(FACTS, flops_per_sample=flops)
+        facts = FACTS.having(flops_per_sample=flops)
         here = config(devices={"offload_frozen": 1.0})
         cost = step_cost(here, plan_on_cluster(here, facts, cluster), facts, cluster, ASSUMED)
         plain = config()

@@ -29,7 +29,7 @@ GPUS = Machine(
     host_bytes=256 * GIB,
     cores=32,
 )
-FACTS = Facts(
+FACTS = Facts.of(
     samples=1000,
     eval_samples=50,
     tokens_per_sample=512,
@@ -42,7 +42,7 @@ FACTS = Facts(
     fingerprint="x",
 )
 
-NORMED = replace(FACTS, coupled=("BatchNorm2d net.1",), bytes_per_sample=1 << 20)
+NORMED = FACTS.having(coupled=("BatchNorm2d net.1",), bytes_per_sample=1 << 20)
 
 
 def config(**sections: Any) -> Config:
@@ -102,7 +102,7 @@ def test_defaults_that_hold_beside_a_tasks_own_optimizer_are_shown(
         scales=(1.0,),
         num_states=2,
     )
-    facts = replace(FACTS, user_optimizer=own, schedule=schedule)
+    facts = FACTS.having(user_optimizer=own, schedule=schedule)
     shown = plan(config(**sections), GPUS, facts)
     assert shown.reasons.get("defaults") == defaults
     assert (defaults is None) or f"       {defaults}" in banner(shown)
@@ -179,7 +179,7 @@ def test_the_cpu_devices_of_xla_flags_are_taken_or_said(
     use: str, engine: str, count: int, says: str
 ) -> None:
     machine = Machine(devices=(), links=(), host_bytes=64 * GIB, cores=4, xla_devices=8)
-    small = replace(FACTS, params=10**6, trainable=10**6, bytes_per_sample=1 << 20)
+    small = FACTS.having(params=10**6, trainable=10**6, bytes_per_sample=1 << 20)
     made = plan(config(engine=engine, devices={"use": use}), machine, small)
     assert made.layout.num_devices == count
     assert ("XLA_FLAGS asks for 8" in made.reasons["devices"]) == (use == "auto" and count == 8)
@@ -250,21 +250,19 @@ def test_refusals_that_follow_from_the_task() -> None:
             NORMED,
         )
     with pytest.raises(UserError, match="contrastive"):
-        plan(
-            config(train={"norm_sync": True}), GPUS, replace(NORMED, coupled=("contrastive loss",))
-        )
+        plan(config(train={"norm_sync": True}), GPUS, NORMED.having(coupled=("contrastive loss",)))
     with pytest.raises(UserError, match="statistics twice"):
         plan(config(train={"norm_sync": True, "recompute": "block"}), GPUS, NORMED)
     with pytest.raises(UserError, match=r"need .* on each device"):
-        plan(config(), GPUS, replace(FACTS, params=10**11, trainable=10**11))
-    wide = replace(FACTS, params=1 << 30, trainable=1 << 30, arrays={"w": (1 << 20, 1 << 10)})
+        plan(config(), GPUS, FACTS.having(params=10**11, trainable=10**11))
+    wide = FACTS.having(params=1 << 30, trainable=1 << 30, arrays={"w": (1 << 20, 1 << 10)})
     for gibibytes, smaller in ((10, "adafactor"), (12, "adamw8bit")):
         with pytest.raises(UserError, match=f"optimizer.name={smaller} keeps less"):
             plan(config(devices={"use": "0", "memory": gibibytes << 30}), GPUS, wide)
     with pytest.raises(UserError, match="flash computes in bf16 and f16 only"):
-        plan(config(), GPUS, replace(FACTS, narrow_only="model.attention flash"))
+        plan(config(), GPUS, FACTS.having(narrow_only="model.attention flash"))
     with pytest.raises(UserError, match="has changed since this run began"):
-        plan(config(), GPUS, replace(FACTS, fingerprint="y"), plan(config(), GPUS, FACTS).fixed)
+        plan(config(), GPUS, FACTS.having(fingerprint="y"), plan(config(), GPUS, FACTS).fixed)
     with pytest.raises(UserError, match="began with seed 0"):
         plan(config(train={"seed": 1}), GPUS, FACTS, plan(config(), GPUS, FACTS).fixed)
 
@@ -292,7 +290,7 @@ def test_exact_refuses_what_follows_the_devices(
     sections: dict[str, Any], facts: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says) as caught:
-        plan(config(**{"train": {"exact": True}, **sections}), GPUS, replace(FACTS, **facts))
+        plan(config(**{"train": {"exact": True}, **sections}), GPUS, FACTS.having(**facts))
     assert caught.value.remedy
 
 
@@ -300,7 +298,7 @@ def test_exact_holds_a_few_shards_of_sums() -> None:
     """Beside the gradient's own shard: sums that wait after a round, what the copies of hsdp
     exchange, a block's gradients of all ranks. On one device sums of whole gradients.
     """
-    facts = replace(FACTS, params=1000, trainable=1000, blocks=4, block_params=200)
+    facts = FACTS.having(params=1000, trainable=1000, blocks=4, block_params=200)
     batch, train = {"samples": 16, "per_device": 1}, {"exact": True, "precision": "f32"}
     held = {}
     for use, strategy in (("cpu:4", "fsdp"), ("cpu:3", "fsdp"), ("cpu:4", "hsdp"), ("cpu:1", "")):
@@ -378,8 +376,8 @@ def test_coupled_models_train_where_their_statistics_are_whole_or_by_consent() -
 
 def test_auto_takes_ddp_where_the_model_fits_and_fsdp_where_only_a_part_does() -> None:
     """2.5B parameters need 40 GB of state in f32 with AdamW."""
-    large = replace(
-        FACTS, params=25 * 10**8, trainable=25 * 10**8, block_params=10**8, bytes_per_sample=GIB
+    large = FACTS.having(
+        params=25 * 10**8, trainable=25 * 10**8, block_params=10**8, bytes_per_sample=GIB
     )
     small = Machine(
         devices=tuple(replace(gpu, memory=40 * GIB) for gpu in GPUS.devices),
@@ -468,7 +466,7 @@ def test_what_is_fast_says_what_it_changes() -> None:
 
 
 def test_recompute_keeps_less_and_what_fitted_is_obeyed() -> None:
-    facts = replace(FACTS, recompute_bytes={"block": GIB // 8})
+    facts = FACTS.having(recompute_bytes={"block": GIB // 8})
     activations = [
         next(
             term.bytes
@@ -478,14 +476,13 @@ def test_recompute_keeps_less_and_what_fitted_is_obeyed() -> None:
         for how in ("none", "block")
     ]
     assert activations[0] == 8 * activations[1]
-    tried = plan(config(), GPUS, replace(FACTS, largest_tried=3))
+    tried = plan(config(), GPUS, FACTS.having(largest_tried=3))
     assert (tried.micro_batch_size, tried.accumulation_steps) == (3, 6)
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
     """Each with what it needs; of 8 bits and of whole activations there is not enough."""
-    large = replace(
-        FACTS,
+    large = FACTS.having(
         params=4 * 10**9,
         trainable=4 * 10**9,
         arrays={"weight": (10**6, 4000)},

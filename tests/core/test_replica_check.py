@@ -24,7 +24,7 @@ def planned(layout: str, **train: Any) -> Plan:
     engine = "jax" if strategy.startswith("jax-") else "torch"
     devices = {"use": f"cpu:{count}", "strategy": strategy.removeprefix("jax-")}
     values: Any = tiny_values(Path("text.txt"), train=train, devices=devices)
-    return make_plan(config_of({**values, "engine": engine}), MACHINE, replace(FACTS, blocks=2))
+    return make_plan(config_of({**values, "engine": engine}), MACHINE, FACTS.having(blocks=2))
 
 
 def message(hashes: list[list[int]], parts: list[list[int]], layout: str = "ddp:3") -> str:

@@ -35,7 +35,7 @@ def planned(layout: str, facts: Facts = FACTS, *, per_device: int = 2, **train: 
     devices = {"use": f"cpu:{count}", "strategy": strategy.removeprefix("jax-")}
     values: Any = tiny_values(Path("text.txt"), train=train, devices=devices)
     values["batch"] = {"samples": 12, "per_device": per_device}
-    return make_plan(config_of({**values, "engine": engine}), MACHINE, replace(facts, blocks=2))
+    return make_plan(config_of({**values, "engine": engine}), MACHINE, facts.having(blocks=2))
 
 
 def on_gpus(plan: Plan, *names: str) -> Plan:
@@ -188,7 +188,7 @@ def test_the_plan_says_what_is_computed_again_and_its_memory() -> None:
 
 def test_what_has_no_microbatch_of_its_own_is_refused() -> None:
     with pytest.raises(UserError, match="the loss looks at the whole batch"):
-        planned("ddp:2", replace(FACTS, whole_batch=True), sentinel=5)
-    facts = replace(FACTS, coupled=("BatchNorm1d",))
+        planned("ddp:2", FACTS.having(whole_batch=True), sentinel=5)
+    facts = FACTS.having(coupled=("BatchNorm1d",))
     with pytest.raises(UserError, match="synchronised norms look at the whole batch"):
         planned("ddp:2", facts, sentinel=5, norm_sync=True, per_device=6)

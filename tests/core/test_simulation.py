@@ -32,7 +32,7 @@ GIB = 1 << 30
 BLOCK, OUTSIDE = 4096 * 4096, 32768 * 4096
 ARRAYS = {"embed": (32768, 4096), **{f"layers.{i}.weight": (4096, 4096) for i in range(16)}}
 PARAMS = OUTSIDE + 16 * BLOCK
-FACTS = Facts(
+FACTS = Facts.of(
     samples=1 << 20,
     eval_samples=0,
     tokens_per_sample=1024,
@@ -254,7 +254,7 @@ def test_the_plan_is_the_one_that_train_would_make_there() -> None:
 
 
 def test_what_does_not_fit_is_shown_with_what_does() -> None:
-    large = replace(FACTS, params=PARAMS * 20, trainable=PARAMS * 20, block_params=BLOCK * 20)
+    large = FACTS.having(params=PARAMS * 20, trainable=PARAMS * 20, block_params=BLOCK * 20)
     found = {
         (row.name, row.recompute): row
         for row in compare_strategies(config(), large, read_cluster("8xH100"), ASSUMED)

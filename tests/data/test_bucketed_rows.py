@@ -127,7 +127,7 @@ def test_exact_bits_over_buckets(home: Path, pool: Pool) -> None:
 
 def test_facts_name_the_buckets_and_wrong_ones_are_refused(home: Path) -> None:
     here = config(home, steps=2)
-    assert open_task(here, str(home)).facts().buckets == {"train": (7, 1, 12), "eval": (3, 5)}
+    assert open_task(here, str(home)).facts().data.buckets == {"train": (7, 1, 12), "eval": (3, 5)}
     wrong = (home / "bucketed.py").read_text().replace("return sum(self.bucket_sizes)", "return 9")
     (home / "wrong.py").write_text(wrong)
     with pytest.raises(UserError, match="has bucket_sizes 7, 1, 12, for 9 samples"):

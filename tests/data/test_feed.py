@@ -20,7 +20,7 @@ from samecurve.data import IGNORED, TokenWindows, unlike_rows, window_count
 from samecurve.data.feed import Feed
 from tiny import config_of, tiny_values
 
-FACTS = Facts(
+FACTS = Facts.of(
     samples=23,
     eval_samples=7,
     tokens_per_sample=4,

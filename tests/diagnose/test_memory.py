@@ -79,7 +79,7 @@ GPUS = Machine(
     host_bytes=64 * GIB,
     cores=8,
 )
-FACTS = Facts(
+FACTS = Facts.of(
     samples=100,
     eval_samples=0,
     tokens_per_sample=1,

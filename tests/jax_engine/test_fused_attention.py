@@ -1,6 +1,5 @@
 """Attention under jax: the plan's choice of a kernel, and the form that keeps scores."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -111,7 +110,7 @@ def planned(
             "devices": {"use": "cpu" if kind == "cpu" else "auto"},
         }
     )
-    return make_plan(config, machine, replace(FACTS, attention_head=head))
+    return make_plan(config, machine, FACTS.having(attention_head=head))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import io
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ from tiny import FACTS, MACHINE, config_of, step_event, tiny_values
 def test_the_last_lines_say_what_is_known(
     reference: dict[str, float], loss: str, tmp_path: Path
 ) -> None:
-    facts = replace(FACTS, reference=reference)
+    facts = FACTS.having(reference=reference)
     planned = plan(config_of(tiny_values(tmp_path)), MACHINE, facts)
     values = {
         "loss": 2.3567,

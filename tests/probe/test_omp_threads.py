@@ -12,7 +12,7 @@ from samecurve.observe.plan_text import decisions
 from samecurve.probe import probe
 from tiny import MACHINE, config_of, tiny_values
 
-FACTS = Facts(
+FACTS = Facts.of(
     samples=100,
     eval_samples=0,
     tokens_per_sample=16,

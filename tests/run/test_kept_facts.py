@@ -39,7 +39,7 @@ def test_kept_facts_follow_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     config = load(Document({"task": "own.py:Own", "batch": {"samples": 4}}), Tasks()).config
 
     def samples() -> list[int]:
-        return [describe(config, kept=kept).samples, describe(config).samples]
+        return [describe(config, kept=kept).data.samples, describe(config).data.samples]
 
     rows.write_text("8")
     assert samples() == [8, 8]

@@ -31,7 +31,7 @@ from samecurve.run.resume import Origin
 from samecurve.tasks import Tasks
 from tiny import MACHINE, config_of, tiny_values
 
-FACTS = Facts(
+FACTS = Facts.of(
     samples=100,
     eval_samples=7,
     tokens_per_sample=16,

@@ -71,7 +71,7 @@ def test_an_old_model_trains_as_the_library_s(kind: str, pool: Pool, tmp_path: P
 def shapes(more: str, tmp_path: Path) -> dict[str, tuple[int, ...]]:
     """Of the arrays of the model that is built."""
     config = load(read(more).document, Tasks()).config
-    arrays = open_task(config, tmp_path).facts().arrays
+    arrays = open_task(config, tmp_path).facts().model.arrays
     return {name.removeprefix("model/"): tuple(shape) for name, shape in arrays.items()}
 
 

@@ -5,7 +5,7 @@ figures that others published.
 import functools
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def described(cache: Path) -> Callable[[Row], Facts]:
         task = task_of(config, cache)
         other = cost_facts(task.model, task.config, length, all_logits=True)
         own = of_length(8192, all_logits=False)
-        return replace(own, **other, chunked_logits=0, autocast_scratch=0)
+        return own.having(**other, chunked_logits=0, autocast_scratch=0)
 
     return lambda row: of_length(row.length, all_logits=row.all_logits)
 

@@ -24,7 +24,7 @@ def test_devices_do_not_change_the_curve(
 
 def test_muon_has_the_hidden_matrices_of_a_library_model(cache: Path) -> None:
     """Experts and router too; not embeddings, the head, or a convolution."""
-    hidden = open_task(config("mixtral"), cache).facts().hidden_matrices
+    hidden = open_task(config("mixtral"), cache).facts().updates.hidden_matrices
     of_layer = {name.partition("layers.1.")[2] for name in hidden} - {""}
     assert of_layer == {
         *(f"self_attn.{letter}_proj.weight" for letter in "qkvo"),

@@ -206,7 +206,7 @@ def test_the_plan_counts_packed_weights_and_their_scales(cache: Path) -> None:
     matrices = 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48)
     others = 2 * 64 * 32 + 5 * 32
     assert packed_bytes(described) == matrices // 2
-    assert described.block_packed == matrices // 4
+    assert described.quantized.block_packed == matrices // 4
     assert described.params - described.trainable == others + matrices // 64
     terms = {term.name: term for term in replicated_state(memory_options(here), described, 2)}
     assert terms["packed"].bytes == matrices // 4

@@ -85,7 +85,7 @@ def test_a_model_trains_on_ids_alone(tmp_path: Path, cache: Path) -> None:
         "devices": {"use": "cpu"},
     }
     task = open_task(config_of(values), cache)
-    assert task.facts().samples == 61  # of 63, two held out
+    assert task.facts().data.samples == 61  # of 63, two held out
     batch = task.train_data()[np.arange(4)]
     assert batch["input_ids"].shape == (4, 16)
 

@@ -101,7 +101,7 @@ def test_the_loss_of_two_samples_is_counted_and_leaves_no_trace(
     task = open_task(config_of(), "")
     facts = task.facts()
     assert facts.flops_per_sample == 3 * (FIRST + LAST)
-    assert facts.operations == 5  # a product, tanh, a product, square, sum
+    assert facts.repeats.operations == 5  # a product, tanh, a product, square, sum
     assert facts.flops_unknown == ""
     assert task.task.calls == 0
     assert torch.equal(torch.get_rng_state(), states[0])
@@ -113,7 +113,7 @@ def test_layers_that_are_used_again_cost_as_more_layers(config_of: Callable[...,
     """A loop calls the same two arrays over and over, in every microbatch."""
     once, often = (facts_of(config_of(model={"times": times})) for times in (1, 50))
     assert often.flops_per_sample == 3 * (50 * FIRST + LAST)
-    assert often.operations > 50
+    assert often.repeats.operations > 50
     assert least_work(often, compiled=False) > 4 * least_work(once, compiled=False) > 0
 
 
@@ -217,7 +217,7 @@ def test_work_that_nobody_can_know_is_said_in_the_plan(
 def test_what_a_class_tells_itself_wins(config_of: Callable[..., Config]) -> None:
     own = "    def facts(self):\n        return {'flops_per_sample': 5.0}\n\n    def model(self):"
     facts = facts_of(config_of(("    def model(self):", own)))
-    assert (facts.flops_per_sample, facts.operations) == (5.0, 0)
+    assert (facts.flops_per_sample, facts.repeats.operations) == (5.0, 0)
 
 
 @pytest.mark.parametrize("use", ["cpu:1", "cpu:2", "cpu:8"])
@@ -264,7 +264,7 @@ def test_what_an_exact_run_would_refuse_is_found_before(
     assert why in chosen.reasons["exact_auto"]
     assert not torch.are_deterministic_algorithms_enabled()
     ordinary = config_of(*changes, train={"exact": False})
-    assert facts_of(ordinary).not_exact == ""  # nothing is tried
+    assert facts_of(ordinary).repeats.not_exact == ""  # nothing is tried
 
 
 def test_a_large_model_is_tried_without_values(config_of: Callable[..., Config]) -> None:
@@ -275,7 +275,7 @@ def test_a_large_model_is_tried_without_values(config_of: Callable[..., Config])
     ]  # fmt: skip
     facts = facts_of(config_of(*sparse, model={"width": LARGE}))
     assert facts.params > 50_000_000
-    assert facts.not_exact == "a layer gives sparse gradients"
+    assert facts.repeats.not_exact == "a layer gives sparse gradients"
 
 
 def counted_in(run: Callable[[], object]) -> int:

@@ -185,7 +185,7 @@ def test_declared_sections_are_checked_with_their_place(tmp_path: Path, values: 
     with pytest.raises(InvalidConfigError, match="valid integer"):
         load(Document(values(model={"width": "wide"})), Tasks())
     config = load(Document(values(name="Speaks", data={"samples": 9})), Tasks()).config
-    assert (config.model.model_dump(), entry_of(config.task).facts(config, "").samples) == (
+    assert (config.model.model_dump(), entry_of(config.task).facts(config, "").data.samples) == (
         {"width": 4},
         9,
     )
@@ -196,7 +196,7 @@ def test_declared_sections_reach_a_flax_model(tmp_path: Path, values: Write) -> 
     document = values(text=FLAX_FILE, engine="jax", model={"width": 5}, data={"samples": 9})
     config = load(Document(document), Tasks()).config
     described = entry_of(config.task).facts(config, tmp_path)
-    assert (described.samples, described.params) == (9, 3 * 5 + 5 + 5 * 3 + 3)
+    assert (described.data.samples, described.params) == (9, 3 * 5 + 5 + 5 * 3 + 3)
     with pytest.raises(InvalidConfigError, match="did you mean width"):
         load(Document({**document, "model": {"widht": 5}}), Tasks())
 
@@ -412,7 +412,7 @@ def test_an_installed_task_is_described_by_its_engine_where_no_arrays_are_told(
     document = {"task": task, "batch": {"samples": 5}, "model": {"width": 2}}
     config = load(Document({**document, "data": {"samples": 11}}), Tasks()).config
     facts = entry_of(task).facts(config, tmp_path)
-    assert (facts.samples, facts.params) == (11, 3 * 2 + 2 + 2 * 3 + 3)
+    assert (facts.data.samples, facts.params) == (11, 3 * 2 + 2 + 2 * 3 + 3)
     assert entry_of(task).open(config, tmp_path).facts() == facts
     with pytest.raises(InvalidConfigError, match="did you mean width"):
         load(Document({**document, "model": {"widt": 2}}), Tasks())
@@ -422,7 +422,7 @@ def test_an_installed_task_is_described_by_its_engine_where_no_arrays_are_told(
 def test_an_installed_task_that_tells_its_arrays_needs_no_engine(tmp_path: Path) -> None:
     config = load(Document({"task": "told", "batch": {"samples": 5}}), Tasks()).config
     facts = entry_of("told").facts(config, tmp_path)
-    assert (facts.samples, facts.params) == (23, 12)
+    assert (facts.data.samples, facts.params) == (23, 12)
     assert "kinds_package" not in sys.modules
 
 

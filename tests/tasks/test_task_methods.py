@@ -93,7 +93,7 @@ def test_every_member_has_its_place() -> None:
 def test_what_a_class_leaves_out_has_a_default(tmp_path: Path) -> None:
     task = opened(Plain, tmp_path)
     assert task.methods.loss == task.task.loss
-    assert (task.optimizer, task.after_step, task.lr_factor, task.phases) == (None, None, None, {})
+    assert (task.optimizer, task.brings, task.lr_factor, task.phases) == (None, {}, None, {})
     assert (task.assets(), task.sample(None, 0), task.export(None, tmp_path)) == ({}, [], [])
     assert (task.initial("weight", (1, 1)), task.init_module) == (None, None)
 

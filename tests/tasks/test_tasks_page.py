@@ -152,8 +152,11 @@ def test_the_first_task_and_what_may_be_added_to_it(
     config = parse(re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[0], "ring.yaml")
     config.set("task", f"{path}:Ring", "test")
     facts = open_task(load(config, Tasks()).config, "").facts()
-    assert facts.user_optimizer is not None
-    assert (facts.user_optimizer.name, facts.user_optimizer.scales) == ("RAdam", (1.0, 0.1))
+    assert facts.updates.user_optimizer is not None
+    assert (facts.updates.user_optimizer.name, facts.updates.user_optimizer.scales) == (
+        "RAdam",
+        (1.0, 0.1),
+    )
 
 
 def test_the_methods_of_phases_are_called_so() -> None:

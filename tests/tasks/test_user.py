@@ -180,13 +180,13 @@ def test_what_is_no_task(task: object) -> None:
 def test_facts_are_those_of_the_class(write: Callable[..., Config]) -> None:
     facts = opened(write(model={"depth": 5})).facts()
     norm, stem, block = 8, 16, 20
-    assert (facts.samples, facts.eval_samples, facts.params, facts.trainable) == (
+    assert (facts.data.samples, facts.data.eval_samples, facts.params, facts.trainable) == (
         23,
         7,
         norm + stem + 5 * block,
         norm + stem + 5 * block,
     )
-    assert (facts.blocks, facts.block_params, facts.tokens_per_sample) == (5, block, 1)
+    assert (facts.blocks, facts.block_params, facts.data.tokens_per_sample) == (5, block, 1)
     assert (facts.bytes_per_sample, facts.flops_per_sample) == (None, 6 * (3 * 4 + 5 * 4 * 4))
     assert facts.coupled[0] == "contrast"
     assert any("norm" in name.lower() for name in facts.coupled[1:])
@@ -206,7 +206,7 @@ def test_facts_with_arrays_alone_suffice_and_build_nothing(write: Callable[..., 
     freeze = {"groups": [{"match": "*.bias", "freeze": True}]}
     frozen = write(*arrays, optimizer=freeze, train={"allow_coupled": True})
     facts = opened(frozen).facts()
-    assert (facts.params, facts.trainable, facts.frozen) == (16, 12, ("stem.bias",))
+    assert (facts.params, facts.trainable, facts.model.frozen) == (16, 12, ("stem.bias",))
     machine = Machine(devices=(), links=(), host_bytes=8 << 30, cores=2)
     assert plan(frozen, machine, facts).memory
 
@@ -467,7 +467,7 @@ def test_rows_that_depend_on_what_is_read_with_them_are_refused(
         lambda: opened(write(*rounded, text=named)).facts()
     )
     padded = ('"x": self.x[ids],', '"x": self.x[ids], "tokens": np.zeros((len(ids), len(ids))),')
-    assert opened(write(*padded)).facts().samples == 23
+    assert opened(write(*padded)).facts().data.samples == 23
 
 
 def test_evaluation_is_sums_divided_once(write: Callable[..., Config]) -> None:

@@ -243,7 +243,7 @@ class OnlyBatchLoss:
 def test_a_class_has_one_loss_and_all_of_it(task: type, words: str) -> None:
     config = config_of("Contrastive")
     if not words:
-        assert not TorchAdapter(task, config, "").facts().whole_batch
+        assert "whole_batch" not in TorchAdapter(task, config, "").facts().features
         return
     with pytest.raises(SamecurveError, match=re.escape(words)):
         TorchAdapter(task, config, "").facts()

@@ -148,7 +148,7 @@ def test_the_plan_counts_what_the_engine_moves() -> None:
     held = sum(len(buffer.bytes) for buffer in buffers.all)
     assert term.bytes <= held <= term.bytes + 512 * 2 * 9
     assert (
-        f"{len(buffers.sources)} of {len(facts.frozen_block_params)} blocks"
+        f"{len(buffers.sources)} of {len(facts.model.frozen_block_params)} blocks"
         in (planned.reasons["offload"])
     )
 

@@ -358,7 +358,7 @@ def test_modes_and_compiled_parts_are_as_their_author_has_them(
 def test_the_plan_says_which_modules_are_in_training() -> None:
     facts = open_task(config_for("frozen"), "").facts()
     assert facts.coupled == ()
-    assert facts.kept_in_eval == ("norms.made", "norms.kept")
+    assert facts.features["eval_modes"]["kept_in_eval"] == ("norms.made", "norms.kept")
     facts = open_task(config_for("half frozen"), "").facts()
     assert facts.coupled == ("BatchNorm1d free",)
     config = config_for("backbones")

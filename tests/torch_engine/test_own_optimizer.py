@@ -216,15 +216,18 @@ def test_what_it_cannot_do_is_refused_by_name(config: Config, says: str) -> None
 def test_what_it_keeps_is_known_before_a_run(kind: str, states: int) -> None:
     """From parameters without values, or with some where it wants them."""
     facts = open_task(config_of(kind), "").facts()
-    assert facts.user_optimizer is not None
-    assert facts.user_optimizer.num_states == states
+    assert facts.updates.user_optimizer is not None
+    assert facts.updates.user_optimizer.num_states == states
 
 
 def test_the_plan_says_whose_optimizer_it_is() -> None:
     config = config_of("", "Fixed", optimizer={})
     facts = open_task(config, "").facts()
-    assert facts.user_optimizer is not None
-    assert (facts.user_optimizer.num_states, facts.user_optimizer.scales) == (2, (2e-2 / 3e-4,))
+    assert facts.updates.user_optimizer is not None
+    assert (facts.updates.user_optimizer.num_states, facts.updates.user_optimizer.scales) == (
+        2,
+        (2e-2 / 3e-4,),
+    )
     assert (
         "RAdam of Fixed.optimizer(): learning rate its own, 66.6667 times"
         in plan(config, MACHINE, facts).reasons["optimizer"]

@@ -1,6 +1,5 @@
 """A rank's data is what the plan was made for."""
 
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -27,7 +26,7 @@ class Words:
 
 def test_data_of_another_order_in_each_process_is_refused(tmp_path: Path) -> None:
     """The remedy is not only to wait for files: a vocabulary made of a set never rests."""
-    facts = replace(FACTS, fingerprint="one order")
+    facts = FACTS.having(fingerprint="one order")
     accepted = plan(config_of(tiny_values(tmp_path)), MACHINE, facts)
     _check_data(Words("one order"), accepted)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="the order of a set, hash") as raised:

@@ -23,7 +23,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
+from samecurve.core.planning.memory import BatchSizes, MemoryOptions, MemoryTerm
 from samecurve.core.protocols import Counters
 from samecurve.core.strategies import StrategySpec
 
@@ -44,6 +44,11 @@ class Planned:
     split: BatchSplit
 
 
+@dataclass(frozen=True)
+class NoFacts:
+    """The facts of a feature that asks for none."""
+
+
 class Feature(Generic[Fields, Value]):
     """What only some runs have.
 
@@ -55,6 +60,8 @@ class Feature(Generic[Fields, Value]):
     said: reasons that the banner of a run shows, each with the words before it
     tabled: reasons that only the table of `samecurve plan` shows
     changes_results: False for what only watches a run
+    facts: what it must know of a task and its model, a dataclass with defaults; a task brings the
+        feature by facts that are no defaults
     hooks: where the package has hooks
     """
 
@@ -68,11 +75,20 @@ class Feature(Generic[Fields, Value]):
     said: ClassVar[Mapping[str, str]] = {}
     tabled: ClassVar[tuple[str, ...]] = ()
     changes_results: ClassVar[bool] = True
+    facts: ClassVar[type[Any]] = NoFacts
     hooks: ClassVar[tuple[Where, ...]] = ()
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2]
 
     def fields_of(self, config: Config) -> Fields:
         """The section of the config that has the feature's fields."""
         return cast("Fields", getattr(config, self.section))
+
+    def facts_of(self, facts: Facts) -> Any:
+        """The feature's own facts."""
+        return parse_dataclass(self.facts, facts.features.get(self.name, {}))
 
     def check(self, config: Config, layout: Layout | None) -> None:
         """Before the model and the data are looked at. UserError: no model could make it right.
@@ -105,6 +121,13 @@ class Feature(Generic[Fields, Value]):
         """Whether a run with these counters has come to its end, on every rank."""
         del value, counters
         return False
+
+    def memory_of_step(
+        self, config: Config, options: MemoryOptions, facts: Facts, sizes: BatchSizes, shards: int
+    ) -> MemoryTerm | None:
+        """What a device holds in a step beside activations; None: nothing. It has no part in the
+        choice of how many samples a microbatch has.
+        """
 
     def steps_between(self, value: Value) -> int:
         """Steps after which the loop's hooks act; 0: only where something else is due."""

@@ -7,21 +7,18 @@ package brings (entry points of the group `samecurve.features`).
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from samecurve.errors import UserError
 
-if TYPE_CHECKING:  # imported by the features of a run alone
-    from samecurve.core.config.sections import Config
-    from samecurve.core.feature import Feature, Where
-
 ENTRY_POINTS = "samecurve.features"  # the group under which an installed package names a feature
+_OURS = "samecurve.features."
 _HOME = Path(__file__).parents[1] / "features"
 
 
@@ -31,15 +28,18 @@ class ListedFeature:
 
     name: str
     place: str  # the package
-    order: int
-    section: str  # of the config
-    defaults: Mapping[str, Any]  # of its keys in that section
+    order: int = 1000
+    section: str = "train"  # of the config
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of its keys in that section
     plan_key: str  # in plan.json; "every.name" is a key within `every`
-    plan_off: Any  # the value of that key in a plan that has no such feature
-    is_in_each_plan: bool  # whether such plans have the key
-    said: Mapping[str, str]  # reasons that the banner shows -> the words before each
-    tabled: tuple[str, ...]  # reasons that only the table of `samecurve plan` shows
-    changes_results: bool
+    plan_off: Any = None  # the value of that key in a plan that has no such feature
+    is_in_each_plan: bool = False  # whether such plans have the key
+    # reasons that the banner shows -> the words before each
+    said: Mapping[str, str] = field(default_factory=dict)
+    tabled: Sequence[str] = ()  # reasons that only the table of `samecurve plan` shows
+    changes_results: bool = True
+    # what the feature must know of a task and its model: key -> if it is not so
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[str]:
@@ -57,21 +57,37 @@ class ListedFeature:
             if key in values
         )
 
-    def load(self) -> "Feature[Any, Any]":
-        feature: Feature[Any, Any] = import_module(self.place).FEATURE
-        return feature
+    def load(self) -> Any:
+        """The Feature (core/feature.py), which is imported."""
+        return import_module(self.place).FEATURE
 
 
 @cache
 def listed() -> tuple[ListedFeature, ...]:
     """The features of this package."""
     rows = json.loads((_HOME / "list.json").read_text())
-    known = [ListedFeature(**{**row, "tabled": tuple(row["tabled"])}) for row in rows]
-    names = {row.name for row in known}
-    folders = [folder.name for folder in _HOME.iterdir() if (folder / "__init__.py").is_file()]
-    found = [row for row in known if row.name in folders]
-    found += [_row_of(f"samecurve.features.{name}") for name in folders if name not in names]
-    return tuple(sorted(found, key=lambda row: (row.order, row.name)))
+    known = {name: row for name, row in rows.items() if name in _folders()}
+    found = [
+        ListedFeature(name=name, place=_OURS + name, **_with_tuples(row))
+        for name, row in known.items()
+    ]
+    found += [_row_of(_OURS + name) for name in _folders() if name not in known]
+    return _in_order(found)
+
+
+def _with_tuples(value: Any) -> Any:
+    """A value of JSON with tuples, as configs and facts have them, in the place of lists."""
+    if isinstance(value, dict):
+        return {key: _with_tuples(item) for key, item in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _folders() -> list[str]:
+    return [folder.name for folder in _HOME.iterdir() if (folder / "__init__.py").is_file()]
+
+
+def _in_order(rows: Iterable[ListedFeature]) -> tuple[ListedFeature, ...]:
+    return tuple(sorted(rows, key=lambda row: (row.order, row.name)))
 
 
 @cache
@@ -90,7 +106,7 @@ def listed_and_installed() -> tuple[ListedFeature, ...]:
                 "uninstall one of the packages that bring them",
             )
         names.add(row.name)
-    return tuple(sorted([*ours, *others], key=lambda row: (row.order, row.name)))
+    return _in_order([*ours, *others])
 
 
 def listed_with(names: Iterable[str]) -> tuple[ListedFeature, ...]:
@@ -108,7 +124,7 @@ def rows_of(names: Iterable[str]) -> list[ListedFeature]:
     return found
 
 
-def wanted(config: "Config", brought: Iterable[str]) -> list[ListedFeature]:
+def wanted(config: Any, brought: Iterable[str]) -> list[ListedFeature]:
     """The features that a config names or a task brings, in their order.
 
     brought: names of those that the task brings
@@ -116,7 +132,25 @@ def wanted(config: "Config", brought: Iterable[str]) -> list[ListedFeature]:
     return rows_of({*brought, *(row.name for row in config.named_features)})
 
 
-def hooks_of(features: Mapping[str, Any], where: "Where") -> Iterator[tuple[str, Any, Any]]:
+def fact_keys() -> set[str]:
+    """The keys of the facts that features ask for."""
+    return {key for row in listed() for key in row.facts}
+
+
+def split_facts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The kernel's facts, and those of each feature that a task brings, by the feature's name.
+
+    facts: all of them, by key
+    """
+    rest, by_feature = dict(facts), {}
+    for row in listed():
+        own = {key: rest.pop(key) for key in row.facts if key in rest}
+        if any(value != row.facts[key] for key, value in own.items()):
+            by_feature[row.name] = own
+    return rest, by_feature
+
+
+def hooks_of(features: Mapping[str, Any], where: str) -> Iterator[tuple[str, Any, Any]]:
     """The hooks of a run's features: the name, the class, and what the plan has of the feature.
 
     features: as a plan has them
@@ -127,13 +161,21 @@ def hooks_of(features: Mapping[str, Any], where: "Where") -> Iterator[tuple[str,
             yield row.name, hooks, features[row.name]
 
 
-def as_json() -> list[dict[str, Any]]:
-    """The content of `features/list.json`."""
-    folders = sorted(
-        folder.name for folder in _HOME.iterdir() if (folder / "__init__.py").is_file()
-    )
-    rows = [_row_of(f"samecurve.features.{name}") for name in folders]
-    return [asdict(row) for row in sorted(rows, key=lambda row: (row.order, row.name))]
+def as_json() -> dict[str, dict[str, Any]]:
+    """The content of `features/list.json`: of each feature what is not the default."""
+    rows = _in_order(_row_of(_OURS + name) for name in _folders())
+    return {row.name: _beyond_defaults(row) for row in rows}
+
+
+def _beyond_defaults(row: ListedFeature) -> dict[str, Any]:
+    values = asdict(row)
+    return {
+        known.name: values[known.name]
+        for known in fields(row)
+        if known.name not in {"name", "place"}
+        and values[known.name]
+        != (known.default if known.default_factory is MISSING else known.default_factory())
+    }
 
 
 def _installed_row(point: EntryPoint) -> ListedFeature:
@@ -150,18 +192,19 @@ def _installed_row(point: EntryPoint) -> ListedFeature:
 
 def _row_of(place: str) -> ListedFeature:
     """What the kernel knows of the feature that a package has as FEATURE."""
-    feature: Feature[Any, Any] = import_module(place).FEATURE
-    fields = feature.fields.model_fields if feature.fields else {}
+    feature = import_module(place).FEATURE
+    keys = feature.fields.model_fields if feature.fields else {}
     return ListedFeature(
         name=place.rpartition(".")[2],
         place=place,
         order=feature.order,
         section=feature.section,
-        defaults={key: field.get_default() for key, field in fields.items()},
+        defaults={key: info.get_default() for key, info in keys.items()},
         plan_key=feature.plan_key or place.rpartition(".")[2],
         plan_off=feature.plan_off,
         is_in_each_plan=feature.is_in_each_plan,
         said=feature.said,
         tabled=feature.tabled,
         changes_results=feature.changes_results,
+        facts={fact.name: fact.default for fact in fields(feature.facts)},
     )

@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, overload
 from samecurve.core.evaluation import JournalMetric, Summarize, journal_value, metric_of
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.feature_list import hooks_of
+from samecurve.core.planning.facts import Held
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Checkpoint,
@@ -23,7 +24,6 @@ from samecurve.core.protocols import (
     Engine,
     Feed,
     Heartbeat,
-    Held,
     KeepPictures,
     Record,
     Requests,

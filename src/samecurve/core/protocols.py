@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import EvalSums, Metric, SumSpecs
 from samecurve.core.events import Activity, Event
-from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.facts import Facts, Held
 
 State = TypeVar("State", default=Any)  # model and optimizer, as an engine holds them
 Staged = TypeVar("Staged", default=Any)  # rounds, as an engine's stage() made them
@@ -145,8 +145,6 @@ class Part(NamedTuple):
 
 WHOLE = Part(0, 1)
 
-Held = Literal["eval", "test"]  # held-out data: the run looks at it, or only its end does
-
 
 class StoredArrays(Protocol):
     """The arrays of a checkpoint by canonical name, read when asked for."""
@@ -206,7 +204,7 @@ class StepMetrics:
 class Task(Protocol):
     """A task: a class with these methods, and no base class.
 
-    after_step: called after each update; None: the task has none.
+    brings: the features that the task itself brings, by name: what their hooks take.
     follows_progress: whether the loss asks for the step or the epoch.
     losses: the loss, as "loss", and what is logged beside it, the same names each time;
         phase: of a step, '': the first or only one.
@@ -237,7 +235,7 @@ class Task(Protocol):
     @property
     def optimizer(self) -> Callable[..., Any] | None: ...
     @property
-    def after_step(self) -> Callable[[Any, int], None] | None: ...
+    def brings(self) -> Mapping[str, Any]: ...
     @property
     def follows_progress(self) -> bool: ...
     @property

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids, by_length
 from samecurve.core.determinism.microbatches import Assignment, count_microbatches
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
+from samecurve.core.planning.facts import Held
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Arrays,
     Batch,
-    Held,
     MicroBatch,
     Round,
     RowReader,
@@ -276,7 +276,7 @@ class Feed(Generic[Staged]):
         in their order where the loss looks at the whole batch.
         """
         lengths = self._train.lengths
-        if lengths is None or self._plan.compute.whole_batch:
+        if lengths is None or self._plan.whole_batch:
             return ids_by_step
         size = self._plan.batch.micro_batch_size
         return [by_length(ids, lengths[ids], size) for ids in ids_by_step]

@@ -14,7 +14,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ def measure_speeds(
     if config.devices.balance != "measured":
         return facts
     # refused by name before anything is measured
-    plan(config, machine, replace(facts, speeds=Speeds()))
-    config = with_exact_settled(config, machine, replace(facts, speeds=Speeds()))
+    plan(config, machine, facts.having(speeds=Speeds()))
+    config = with_exact_settled(config, machine, facts.having(speeds=Speeds()))
     experiment = _Experiment(with_even_balance(config), machine, facts)
     large, size = experiment.plan_large()
     path = _cache_path(config, machine, facts, large, size)
@@ -84,7 +84,7 @@ def measure_speeds(
         " anew",
         err=True,
     )
-    return replace(facts, speeds=speeds)
+    return facts.having(speeds=speeds)
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class _Experiment:
     def plan_large(self) -> tuple[Plan, int]:
         """Plan one large microbatch for each device, as an even assignment has; and its size."""
         even = plan(self.config, self.machine, self.facts)
-        size = min(even.micro_batch_size, self.facts.samples // even.num_devices)
+        size = min(even.micro_batch_size, self.facts.data.samples // even.num_devices)
         if not size:
             raise UserError(
-                f"devices.balance measured: {self.facts.samples} training samples are too few to"
-                f" try {even.num_devices} devices",
+                f"devices.balance measured: {self.facts.data.samples} training samples are too few"
+                f" to try {even.num_devices} devices",
                 "--balance even",
                 "devices.balance",
             )
@@ -180,7 +180,7 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         config.task,
         config.engine,
         config.model.model_dump(mode="json"),
-        asdict(replace(facts, largest_tried=None, speeds=None)),
+        asdict(facts.having(largest_tried=None, speeds=None)),
     ]
     devices = [
         [device.kind, device.index, device.name, device.driver] for device in plan.layout.devices

@@ -68,7 +68,7 @@ class Prediction:
         return self.plan
 
     def lines(self) -> list[str]:
-        tokens = self.facts.tokens_per_sample
+        tokens = self.facts.data.tokens_per_sample
         about = machine_lines(self.cluster, self.utilization)
         blocks = [about, row_lines(self.rows, tokens)]
         row = self._row_of_plan()
@@ -103,7 +103,7 @@ class Prediction:
         return f"{first.batch.global_batch_size} samples a step on any devices"
 
     def json(self) -> dict[str, Any]:
-        tokens = self.facts.tokens_per_sample
+        tokens = self.facts.data.tokens_per_sample
         return as_json(self.cluster, self.utilization, self.rows, self.curves, tokens)
 
 

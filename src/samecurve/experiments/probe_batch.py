@@ -57,7 +57,7 @@ def probe_batch(config: Config) -> Facts:
             "--strategy fsdp, --set train.recompute=block, or a smaller model",
             "--probe-batch",
         )
-    return replace(facts, largest_tried=fits)
+    return facts.having(largest_tried=fits)
 
 
 def largest_fitting(share: int, limit: int, peak: Callable[[int], int | None]) -> int:
@@ -114,7 +114,7 @@ def _peak_memory(config: Config, machine: Machine, facts: Facts, size: int) -> i
     """Bytes that the fullest device holds with `size` samples at once; None: out of memory."""
     num_devices = plan(config, machine, facts).layout.num_devices
     tried = config.with_values(batch=Batch(samples=size * num_devices))
-    tried_plan = plan(tried, machine, replace(facts, largest_tried=size))
+    tried_plan = plan(tried, machine, facts.having(largest_tried=size))
     short = replace(for_steps_alone(tried_plan), steps=_STEPS)
     with (
         tempfile.TemporaryDirectory(prefix="samecurve-probe-") as home,

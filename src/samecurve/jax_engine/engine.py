@@ -134,7 +134,7 @@ class JaxEngine:
 
     def _step(self, num_samples: int) -> Wrapped:
         """The program of a step. A loss over the whole batch has one for each batch size."""
-        key = num_samples if self.plan.compute.whole_batch else 0
+        key = num_samples if self.plan.whole_batch else 0
         if key not in self._steps:
             accumulate = partial(accumulate_whole_batch, num_samples=num_samples) if key else None
             self._steps[key] = make_step(self._setup, self._names, accumulate)
@@ -214,7 +214,7 @@ class JaxEngine:
         has_leave_out = getattr(self.task, "leave_out", None) is not None
         is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
         fits = self.plan.batch.micro_batch_size > 1 and not (
-            self.plan.compute.exact or self.plan.compute.whole_batch
+            self.plan.compute.exact or self.plan.whole_batch
         )
         return is_theirs and fits
 
@@ -311,7 +311,7 @@ class JaxEngine:
         for staged in rounds:
             jax.block_until_ready((sums[-1:], features[-1:]))
             sums.append(self._evaluation(params, staged.rows, when))
-            if self.plan.compute.whole_batch:
+            if self.plan.whole_batch:
                 features.append(self._round_features(params, staged.rows, when))
         totals: dict[str, EvalSum] = {}
         for name, spec in specs.items():
@@ -319,7 +319,7 @@ class JaxEngine:
             by_round = [np.asarray(of_round[name], dtype) for of_round in sums]
             total = np.sum(by_round, axis=0) if by_round else np.zeros(spec.shape, dtype)
             totals[name] = total if spec.shape else total.item()
-        if self.plan.compute.whole_batch:
+        if self.plan.whole_batch:
             shapes = feature_shapes(features[0].features)
             loss = self._eval_losses.total(
                 [on_host(one) for one in features],

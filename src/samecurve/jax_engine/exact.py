@@ -89,7 +89,7 @@ class ExactEngine(JaxEngine):
             copies = np.repeat(array[:1], size - count, axis=0)
             filled[name] = self._staging.narrow(name, np.concatenate([array, copies]))
         position = None
-        if self.plan.compute.whole_batch:
+        if self.plan.whole_batch:
             position = np.full(size, OUTSIDE, np.int32)
             position[:count] = positions_of(number, count, size)
         on_device = jax.device_put(
@@ -129,7 +129,7 @@ class ExactEngine(JaxEngine):
         """For each local device the sums of its subtrees of the step's microbatches."""
         whole, when = self._whole_states(states, all_params), progress_array(batch.progress)
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self._local_devices]
-        if self.plan.compute.whole_batch:
+        if self.plan.whole_batch:
             gradient_sums = self._batch_loss.gradient_sums(whole, staged, batch.samples, when)
         else:
             gradient_sums = [self._gradients(whole, microbatch, when) for microbatch in staged]
@@ -347,14 +347,14 @@ class ExactEngine(JaxEngine):
                 params = averaged_params(states[microbatch.local_device])
                 sums = self._metrics_program(params, microbatch.rows, when)
                 queued.append((microbatch.number, sums))
-                if self.plan.compute.whole_batch:
+                if self.plan.whole_batch:
                     replica = states[microbatch.local_device]
                     features.append(self._batch_loss.features(replica, microbatch.rows, when))
         for number, sums in queued:
             own.give(number, sums)
         layout = self.plan.layout
         totals = own.totals(layout.world_size, self._index, self._sum_over_processes)
-        if self.plan.compute.whole_batch:
+        if self.plan.whole_batch:
             shapes = self._batch_loss.feature_shapes
             sums = self._eval_losses.total(
                 features, shapes, when, self._sum_over_processes, samples=samples

@@ -73,7 +73,7 @@ class Staging:
         """Which rows count, and their positions in the step where the loss needs them; on the
         devices. Both are sent once for all steps of one form.
         """
-        needs_position = self._plan.compute.whole_batch
+        needs_position = self._plan.whole_batch
         form = (shape, *(part.form(numbered=needs_position) for part in parts))
         if form not in self._sent:
             real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)

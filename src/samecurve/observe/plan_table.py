@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from samecurve.core.feature_list import listed_with
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.observe.text_table import Column, table_text
@@ -22,9 +23,10 @@ def table(
     """
     reasons = plan.reasons
     decided = [[name, f"{value}: {reasons[name]}"] for name, value in decisions(plan).items()]
+    tabled = [name for row in listed_with(plan.features) for name in row.tabled]
     decided += [
         [name, reasons[name]]
-        for name in ("coupled", "modes", "dropout", "compile", "float8")
+        for name in ("coupled", *tabled, "dropout", "compile", "float8")
         if name in reasons
     ]
     memory = [[term.name, show_bytes(term.bytes), term.formula] for term in plan.memory]

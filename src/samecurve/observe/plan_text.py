@@ -12,11 +12,8 @@ from samecurve.units import counted, show_bytes
 _SAID = {
     "auto_strategy": (0, "strategy "),
     "offload": (100, "offload: "),
-    "loss": (400, "loss "),
     "optimizer": (500, "optimizer "),
     "defaults": (510, ""),
-    "phases": (600, "phases "),
-    "after_step": (700, ""),
 }
 
 

@@ -165,7 +165,7 @@ def refuse_other_model(run: Run, checkpoint: Path, facts: Facts) -> None:
 
 def other_arrays(manifest: Mapping[str, Any], facts: Facts) -> list[str]:
     """The arrays of the model that are of another shape in a checkpoint, or not in it."""
-    if facts.frozen_base or not facts.arrays:
+    if facts.model.frozen_base or not facts.model.arrays:
         return []
     saved = {
         name.removeprefix("model/"): tuple(array["shape"])
@@ -174,21 +174,21 @@ def other_arrays(manifest: Mapping[str, Any], facts: Facts) -> list[str]:
     }
     if not saved:
         return []
-    free = {*facts.buffers, *facts.aliases}
+    free = {*facts.model.buffers, *facts.model.aliases}
     differing = [
         f"{name} {list(saved[name])}, here {list(shape)}"
-        for name, shape in facts.arrays.items()
+        for name, shape in facts.model.arrays.items()
         if name in saved and saved[name] != shape
     ]
     missing = [
         f"{name} is new"
-        for name, shape in facts.arrays.items()
+        for name, shape in facts.model.arrays.items()
         if name not in saved and name not in free and 0 not in shape
     ]
     return [
         *differing,
         *missing,
-        *(f"{name} is gone" for name in saved if name not in facts.arrays),
+        *(f"{name} is gone" for name in saved if name not in facts.model.arrays),
     ]
 
 

@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, fields
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import Popen
@@ -19,7 +17,7 @@ import samecurve
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Facts, UserOptimizerFacts
+from samecurve.core.planning.facts import Facts
 from samecurve.core.system.cache import cache_home
 from samecurve.core.system.child_process import child_environment, die_with, python_module
 from samecurve.core.system.files import write_json
@@ -71,7 +69,7 @@ def describe(
     cache = cache_home()
     stamp = entry_of(config.task).data_stamp(config)
     if stamp is None and kept is None:
-        return _facts_from_json(_in_subprocess(config, cache, server))
+        return Facts.from_json(_in_subprocess(config, cache, server))
     place = cache / "facts"
     if stamp is None and kept:
         stamp, place = entry_of(config.task).code_stamp(config), kept
@@ -86,19 +84,7 @@ def describe(
             # no file changed while it was read
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, value)
-    return _facts_from_json(value)
-
-
-def _facts_from_json(value: Mapping[str, Any]) -> Facts:
-    """The facts, with each number as it was written: plan.json shows them."""
-    tuples: dict[str, Any] = {
-        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
-    }
-    if value["user_optimizer"]:
-        tuples["user_optimizer"] = UserOptimizerFacts.from_json(value["user_optimizer"])
-    arrays = {name: tuple(shape) for name, shape in value["arrays"].items()}
-    buckets = {which: tuple(sizes) for which, sizes in value["buckets"].items()}
-    return Facts(**{**tuples, "arrays": arrays, "buckets": buckets})
+    return Facts.from_json(value)
 
 
 def _identity(config: Config, stamp: object) -> Any:
@@ -107,7 +93,7 @@ def _identity(config: Config, stamp: object) -> Any:
     groups = [group.model_dump(mode="json") for group in config.optimizer.groups]
     return [
         samecurve.__version__,
-        [field.name for field in fields(Facts)],
+        sorted(Facts.keys()),
         config.task,
         config.engine,
         config.model.model_dump(mode="json"),
@@ -190,7 +176,7 @@ def main(cache: str, parent: str) -> None:
     try:
         config = load_of_run(Document(json.loads(sys.stdin.read())), Tasks()).config
         facts = entry_of(config.task).facts(config, cache)
-        answer: dict[str, Any] = {"facts": asdict(facts)}
+        answer: dict[str, Any] = {"facts": facts.to_json()}
     except (SamecurveError, OSError) as raised:
         error = raised
         if isinstance(error, OSError):

@@ -71,7 +71,7 @@ def check_open_files(ranks: int) -> None:
 
 def checkpoint_bytes(config: Config, facts: Facts) -> int:
     """Bytes of a checkpoint: weights, what features keep of them, and the optimizer's state."""
-    numbers = facts.trainable if facts.frozen_base else facts.params
+    numbers = facts.trainable if facts.model.frozen_base else facts.params
     for row in config.named_features:
         numbers += sum(row.load().numbers_kept(config, facts).values())
     precision = config.train.precision

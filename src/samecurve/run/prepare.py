@@ -240,11 +240,11 @@ def _choose_weights(
     """
     own = entry_of(config.task).first_weights(config)
     init_from, is_given = options.init_from, options.init_from not in {None, own}
-    if facts.frozen_base or is_given:
+    if facts.model.frozen_base or is_given:
         from samecurve.run.weights.first_adapter import choose_adapter
 
         adapter = choose_adapter(origin, init_from if is_given else None, config, facts)
-    if facts.frozen_base:
+    if facts.model.frozen_base:
         from samecurve.run.weights.base_files import choose_base
 
         has_adapter = adapter or (origin.run and origin.run.initial.is_dir())

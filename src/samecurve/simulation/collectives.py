@@ -153,13 +153,13 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
 def _whole_gradients(plan: Plan, facts: Facts, everybody: Group) -> Iterator[Collective]:
     """The gradients of parameters that are not sharded, which are summed once a step in f64."""
     parts = _Part(plan, facts, "of a block"), _Part(plan, facts, "outside of blocks")
-    names = {name for part in parts for name in part.whole()} - set(facts.frozen)
+    names = {name for part in parts for name in part.whole()} - set(facts.model.frozen)
     if names:
         yield Collective(
             role="metrics",
             kind="all-reduce",
             what="gradients of vectors that each device keeps whole",
-            payload=8 * sum(math.prod(facts.arrays[name]) for name in names),
+            payload=8 * sum(math.prod(facts.model.arrays[name]) for name in names),
             messages=1,
             group=everybody,
         )
@@ -218,7 +218,7 @@ class _Part:
                 messages=messages,
                 group=over,
             )
-            for _, _, numbers in self._groups(self.facts.frozen)
+            for _, _, numbers in self._groups(self.facts.model.frozen)
         )
 
     def _groups(self, left_out: Iterable[str] = ()) -> list[tuple[str, int, float]]:
@@ -226,13 +226,14 @@ class _Part:
         facts, plan = self.facts, self.plan
         width, narrow = itemsize(plan.compute.precision), autocast_itemsize(plan.compute.precision)
         blocks = max(1, facts.blocks)
-        excluded = {*left_out, *facts.buffers, *self.whole()}
-        packed = set(facts.packed)  # sent in their own type of one byte
+        excluded = {*left_out, *facts.model.buffers, *self.whole()}
+        packed = set(facts.quantized.packed)  # sent in their own type of one byte
         rounded = self._rounded()
         groups = []
         for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
             numbers: float = sum(
-                padded(facts.arrays[name], plan.layout.shards) / (width if name in packed else 1)
+                padded(facts.model.arrays[name], plan.layout.shards)
+                / (width if name in packed else 1)
                 for name in self._names()
                 if name not in excluded and (name in rounded) == is_rounded
             )
@@ -248,22 +249,22 @@ class _Part:
         They are sharded where there is a matrix among them.
         """
         facts, rounded = self.facts, self._rounded()
-        rest = [name for name in self._names() if name not in rounded and facts.arrays[name]]
-        is_vectors = all(len(facts.arrays[name]) == 1 for name in rest)
+        rest = [name for name in self._names() if name not in rounded and facts.model.arrays[name]]
+        is_vectors = all(len(facts.model.arrays[name]) == 1 for name in rest)
         has_narrow = any(name in rounded for name in self._names())
-        return rest if has_narrow and is_vectors and not facts.packed else []
+        return rest if has_narrow and is_vectors and not facts.quantized.packed else []
 
     def _rounded(self) -> set[str]:
         precision = self.plan.compute.precision
         is_narrow = autocast_itemsize(precision) < itemsize(precision)
-        return set(self.facts.rounded) if is_narrow else set()
+        return set(self.facts.model.rounded) if is_narrow else set()
 
     def _names(self) -> list[str]:
-        inside, buffers = set(self.facts.block_arrays), set(self.facts.buffers)
+        inside, buffers = set(self.facts.model.block_arrays), set(self.facts.model.buffers)
         in_block = self.where == "of a block"
         return [
             name
-            for name in self.facts.arrays
+            for name in self.facts.model.arrays
             if (name in inside) == in_block and name not in buffers
         ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from samecurve.core.config.section import Recompute
 from samecurve.core.config.sections import Config
+from samecurve.core.feature_list import wanted
 from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import memory_options, sample_bytes
@@ -148,7 +149,7 @@ def compare_strategies(
     If the savings of recomputation are unknown, only the config's own setting is used.
     """
     ways: tuple[Recompute, ...] = (config.train.recompute,)
-    if facts.recompute_bytes:
+    if facts.activations.recompute_bytes:
         ways = ("none", "selective", "block")
     setting = _Setting(facts, cluster, utilization)
     return [
@@ -226,7 +227,8 @@ def _forecast(
     config: Config, spec: StrategySpec, shards: int, setting: _Setting
 ) -> StrategyForecast:
     facts, cluster = setting.facts, setting.cluster
-    machine, options = cluster.machine, memory_options(config, kind="cuda")
+    features = [row.load() for row in wanted(config, facts.features)]
+    machine, options = cluster.machine, memory_options(config, kind="cuda", features=features)
     each = sample_bytes(options, facts)
     devices = machine.devices * machine.hosts
     room = memory_room(options, facts, devices, spec=spec, shards=shards)

@@ -120,7 +120,7 @@ def step_cost(
 
 def _round_time(plan: Plan, forward: float) -> _RoundTime:
     """The seconds of a microbatch on one device. forward: seconds of its forward pass."""
-    goes_twice = plan.compute.whole_batch and plan.batch.accumulation_steps > 1
+    goes_twice = plan.whole_batch and plan.batch.accumulation_steps > 1
     return _RoundTime(
         forward,
         recompute=_share_run_again(plan) * forward,

@@ -102,7 +102,7 @@ class TorchEngine:
         )
         self.features: dict[str, TorchHooks] = {  # of the run, in their order
             name: hooks(self._setup, value)
-            for name, hooks, value in hooks_of(plan.features, "torch")
+            for name, hooks, value in hooks_of({**plan.features, **task.brings}, "torch")
         }
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)

@@ -54,7 +54,7 @@ def evaluate(
                 floats[microbatch.number if by_tree else 0] += added.floats
                 counts += added.counts
                 parts.append((_first_sample(setup, microbatch), added.features))
-    if setup.plan.compute.whole_batch:
+    if setup.plan.whole_batch:
         from samecurve.torch_engine.step.batch_evaluation import add_batch_losses
 
         add_batch_losses(setup, parts, specs, floats, progress=progress, samples=samples)
@@ -81,7 +81,7 @@ def _evaluate_microbatch(
     if microbatch is None:
         return None
     device, task = setup.devices[device_index], setup.task
-    whole_batch = setup.plan.compute.whole_batch
+    whole_batch = setup.plan.whole_batch
 
     def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], "Features"]:
         sums = task.evaluate(model, arrays, progress)

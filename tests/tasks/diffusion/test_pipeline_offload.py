@@ -59,8 +59,8 @@ def test_a_lora_in_bf16_is_planned(pipelines: Mapping[str, Path], tmp_path: Path
     here = values(folder, {"path": str(pipelines["sd15"]), **LORA}, precision="bf16")
     facts = open_task(config_of(here), str(tmp_path / "cache")).facts()
     assert facts.flops_per_sample
-    assert facts.packed
-    assert sum(facts.frozen_block_packed) > 0.8 * packed_bytes(facts)
+    assert facts.quantized.packed
+    assert sum(facts.model.frozen_block_packed) > 0.8 * packed_bytes(facts)
 
 
 def test_the_blocks_of_sdxl_are_small() -> None:

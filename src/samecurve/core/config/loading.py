@@ -200,7 +200,7 @@ def _with_features(
     assert base is not None, f"a section {name}"
     fields: dict[str, Any] = {}
     for row in rows:
-        if row.section != name:
+        if row.section != name or not row.defaults:
             continue
         if row not in named:
             fields |= {key: (Any, default) for key, default in row.defaults.items()}

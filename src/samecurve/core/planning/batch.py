@@ -189,12 +189,13 @@ def batch_warnings(section: Batch, facts: Facts, split: BatchSplit) -> list[str]
             f"batch.accumulate {section.accumulate} can't be: {global_batch_size} samples over"
             f" {num_devices} devices make {rounds} rounds of microbatches of {micro}"
         )
-    if global_batch_size > facts.samples:
+    samples = facts.data.samples
+    if global_batch_size > samples:
         warnings.append(
-            f"a batch of {global_batch_size} exceeds the {facts.samples} training samples: every"
-            f" step is an epoch of {facts.samples}"
+            f"a batch of {global_batch_size} exceeds the {samples} training samples: every"
+            f" step is an epoch of {samples}"
         )
-    warnings += _short_steps(facts.buckets.get("train", ()), global_batch_size)
+    warnings += _short_steps(facts.data.buckets.get("train", ()), global_batch_size)
     if count < num_devices and not split.microbatch_seconds:
         warnings.append(
             f"{num_devices - count} of {num_devices} devices have nothing to do: a batch of"
@@ -277,7 +278,9 @@ def choose_speeds(devices: Devices, train: Train, facts: Facts) -> Speeds | None
         )
     if not isinstance(devices.balance, str):
         return Speeds(devices=tuple(Speed(0.0, 1 / speed) for speed in devices.balance))
-    return facts.speeds if facts.speeds and facts.speeds.devices else None
+    return (
+        facts.measured.speeds if facts.measured.speeds and facts.measured.speeds.devices else None
+    )
 
 
 def microbatch_seconds(speeds: Speeds, micro_batch_size: int) -> tuple[float, ...]:

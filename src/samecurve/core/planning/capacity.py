@@ -140,7 +140,7 @@ def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Dec
             _what_needs_less(options, facts, layout),
             "model",
         )
-    samples, tried = facts.largest_tried, facts.largest_tried is not None
+    samples, tried = facts.measured.largest_tried, facts.measured.largest_tried is not None
     if each and not tried:
         samples = _most_samples(options, facts, layout, each)
     room = room_of_layout(options, facts, layout, samples or 1)
@@ -234,7 +234,7 @@ def _recomputed(way: _Way) -> Iterator[_Way]:
     """Ways that run more of the blocks again in backward, the cheapest first."""
     choices: tuple[Recompute, ...] = ("none", "selective", "block")
     for how in choices[choices.index(way.options.recompute) + 1 :]:
-        if how in way.facts.recompute_bytes:
+        if how in way.facts.activations.recompute_bytes:
             yield replace(
                 way,
                 flags=f"{way.flags} --set train.recompute={how}".strip(),
@@ -249,8 +249,8 @@ def _offloaded(way: _Way, layout: Layout) -> Iterator[_Way]:
     """
     options, facts = way.options, way.facts
     on_gpu = layout.devices[0].kind == "cuda"
-    is_refused = "devices.offload_frozen" in way.spec.refuses or facts.after_step
-    if not (on_gpu and options.can_offload and facts.frozen_block_params) or is_refused:
+    is_refused = "devices.offload_frozen" in way.spec.refuses or "after_step" in facts.features
+    if not (on_gpu and options.can_offload and facts.model.frozen_block_params) or is_refused:
         return
     ways = [
         replace(
@@ -270,8 +270,8 @@ def _offloaded(way: _Way, layout: Layout) -> Iterator[_Way]:
 def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
     """Ways with an optimizer that keeps less than adamw."""
     section = way.options.optimizer
-    is_adamw = section.name == "adamw" and not way.facts.user_optimizer
-    if way.spec.engine != "torch" or not is_adamw or not way.facts.arrays:
+    is_adamw = section.name == "adamw" and not way.facts.updates.user_optimizer
+    if way.spec.engine != "torch" or not is_adamw or not way.facts.model.arrays:
         return
     for name in ("adamw8bit", "adafactor"):
         other = section.with_values(name=name)
@@ -297,8 +297,7 @@ def _adapters(way: _Way) -> Iterator[_Way]:
 def _with_adapter(facts: Facts, trained: int) -> Facts:
     """The facts with a frozen model and an adapter of so many numbers; its blocks as if alike."""
     blocks = (facts.block_params,) * facts.blocks if facts.blocks > 1 else ()
-    return replace(
-        facts,
+    return facts.having(
         params=facts.params + trained,
         trainable=trained,
         frozen_block_params=blocks,

@@ -32,7 +32,6 @@ class Compute:
     exact: bool = False
     norm_sync: bool = False  # BatchNorm over all samples of a step
     keyed_dropout: bool = False  # random masks follow the sample
-    whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
     allow_coupled: bool = False  # what the split check finds is said, not refused
     non_finite: str = "stop"
     fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
@@ -66,7 +65,6 @@ def choose_compute(
         exact=train.is_exact,
         norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
-        whole_batch=facts.whole_batch,
         allow_coupled=train.allow_coupled,
         non_finite=train.non_finite,
         fused_attention=fused_attention,
@@ -179,9 +177,10 @@ def check_model_computes(train: Train, precision: Precision, facts: Facts) -> No
             "its layers in a ModuleList or Sequential, or leave it out",
             "train.recompute",
         )
-    if facts.narrow_only and precision not in {"bf16", "f16"}:
+    narrow_only = facts.quantized.narrow_only
+    if narrow_only and precision not in {"bf16", "f16"}:
         raise UserError(
-            f"{facts.narrow_only} computes in bf16 and f16 only; train.precision is {precision}",
+            f"{narrow_only} computes in bf16 and f16 only; train.precision is {precision}",
             "--dtype bf16, or leave it out",
             "train.precision",
         )
@@ -258,41 +257,8 @@ def _coupled_split(coupled: Sequence[str], split: BatchSplit, *, norms_only: boo
 
 def say_task(log: DecisionLog, facts: Facts) -> None:
     """Log what is done with the model besides its updates, and the task's own notes."""
-    modes = []
-    if facts.kept_in_eval:
-        modes.append(f"{first_and_count(facts.kept_in_eval)} stays in eval mode, as model() has it")
-    if facts.from_pretrained:
-        came = first_and_count(facts.from_pretrained)
-        modes.append(f"{came} goes into training: from_pretrained() gives it in eval mode")
-    if modes:
-        log.reasons["modes"] = "; ".join(modes)
     if facts.notes:
         log.reasons["task"] = "\n".join(facts.notes)
-
-
-def say_task_steps(log: DecisionLog, facts: Facts, layout: Layout, split: BatchSplit) -> None:
-    """Log what the task makes of a step: updates in turn, after_step(), a loss over the batch."""
-    if facts.phases:
-        log.reasons["phases"] = (
-            f"{', then '.join(facts.phases)}: each with its own forward and backward passes,"
-            " reduction and update"
-        )
-    if facts.after_step:
-        reason = f"{facts.after_step} is called after each update, for which the host waits"
-        if layout.shards > 1:
-            reason += f"; {layout.strategy} gathers all weights for it, and shares them out again"
-        log.reasons["after_step"] = reason
-    if facts.whole_batch:
-        batch, rounds = counted(split.global_batch_size, "sample"), split.accumulation_steps
-        cost = "one round, so each sample is computed once"
-        if rounds > 1:
-            cost = (
-                f"{rounds} rounds: each sample goes forward twice, once for its features and once"
-                " for its gradient, about a third more time"
-            )
-        log.reasons["loss"] = (
-            f"batch_loss(), over the features of all {batch} on every device; {cost}"
-        )
 
 
 def say_compute(log: DecisionLog, train: Train, facts: Facts) -> None:

@@ -43,7 +43,7 @@ def choose_exact(
 
 
 def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
-    if not facts.flops_per_sample or not facts.arrays:
+    if not facts.flops_per_sample or not facts.model.arrays:
         why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
         return None, f"the work of a sample is not known{why}"
     least = least_work(facts, compiled=config.train.compile)
@@ -52,7 +52,7 @@ def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
         micro = _microbatch(config, num_devices)
         work = facts.flops_per_sample * micro
         is_cut = micro < (config.batch.samples or 1)
-        if is_cut and facts.whole_batch:
+        if is_cut and "whole_batch" in facts.features:
             return None, "batch_loss() would compute the features of each microbatch twice"
         if work >= least or not is_cut:
             return exact_on(config, num_devices), ""
@@ -128,7 +128,8 @@ def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
         "the model mixes the samples of a microbatch": bool(facts.coupled),
     }
     unmeasured = "unmeasured on GPUs" if kind == "cuda" else ""
-    return next((why for why, is_so in hindrances.items() if is_so), facts.not_exact or unmeasured)
+    otherwise = facts.repeats.not_exact or unmeasured
+    return next((why for why, is_so in hindrances.items() if is_so), otherwise)
 
 
 def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
@@ -181,10 +182,10 @@ def check_exact_model(facts: Facts) -> None:
 
 def check_exact_kernels(facts: Facts, layout: Layout) -> None:
     """NotExactError: the loss calls operations that these devices can't repeat bit by bit."""
-    if facts.nondeterministic and layout.devices[0].kind == "cuda":
+    if facts.repeats.nondeterministic and layout.devices[0].kind == "cuda":
         from samecurve.core.nondeterministic import refusal
 
-        raise NotExactError(*refusal(facts.nondeterministic), "train.exact")
+        raise NotExactError(*refusal(facts.repeats.nondeterministic), "train.exact")
 
 
 def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> None:
@@ -194,13 +195,13 @@ def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> N
         raise NotExactError(
             f"train.exact under {layout.strategy}: {cause}",
             "optimizer.name adamw, sgd, muon or adamw8bit; or --strategy ddp",
-            "task" if facts.user_optimizer else "optimizer.name",
+            "task" if facts.updates.user_optimizer else "optimizer.name",
         )
 
 
 def why_not_sharded(section: Optimizer, facts: Facts) -> str:
     """Why train.exact can't update shards with this optimizer; empty: it can."""
-    own = facts.user_optimizer
+    own = facts.updates.user_optimizer
     if own is not None:
         return (
             f"{own.name} of {own.by} would update parts of arrays, and torch's kernels may round"

@@ -13,9 +13,9 @@ _CALLS_OF_ARRAY = 5  # torch's operations; a loss that calls more pays as a mode
 
 def least_work(facts: Facts, *, compiled: bool) -> float:
     """The FLOP of a microbatch from which on a run is exact. The machine has no say in it."""
-    kernels = sum(len(shape) > 2 for shape in facts.arrays.values())
-    convolutions = max(kernels, facts.convolutions)
-    calls = (facts.operations - facts.convolutions) / _CALLS_OF_ARRAY
-    arrays = max(len(facts.arrays) - kernels, calls)
+    kernels = sum(len(shape) > 2 for shape in facts.model.arrays.values())
+    convolutions = max(kernels, facts.repeats.convolutions)
+    calls = (facts.repeats.operations - facts.repeats.convolutions) / _CALLS_OF_ARRAY
+    arrays = max(len(facts.model.arrays) - kernels, calls)
     work = 75e6 * arrays + 1e9 * convolutions + 3e3 * facts.trainable
     return work * _COMPILED if compiled else work

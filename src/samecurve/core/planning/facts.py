@@ -4,11 +4,15 @@ They are obtained without allocating the model, in a subprocess (run/describe.py
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import accumulate, pairwise
+from typing import Any, Literal
 
 from samecurve.core.config.sections import Config
+from samecurve.core.feature_list import fact_keys, split_facts
 from samecurve.core.planning.machine import Machine
+
+Held = Literal["eval", "test"]  # held-out data: the run looks at it, or only its end does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,55 +49,57 @@ class Speeds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DescribedArrays:
-    """The part of Facts about the model's arrays, for a model that has been built."""
-
-    arrays: Mapping[str, tuple[int, ...]]
-    buffers: tuple[str, ...]
-    aliases: Mapping[str, str]
-    frozen: tuple[str, ...]
-    frozen_base: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Counts and names of the model, of its data and of what the task does."""
+class DataFacts:
+    """The data of a task. A plan keeps them."""
 
     samples: int  # for training
     eval_samples: int  # held-out ones that an evaluation reads
     tokens_per_sample: int  # 1 where there are none
-    params: int  # scalars
-    trainable: int  # scalars
-    blocks: int  # repeated layers
-    # activations kept for the backward pass of one sample, in 4-byte numbers; None: not known
-    bytes_per_sample: int | None
-    flops_per_sample: float | None  # forward and backward; None: not known
-    # layers that mix a batch's samples (BatchNorm), so that a split changes the result
-    coupled: tuple[str, ...]
-    fingerprint: str  # of the data
-    kept_in_eval: tuple[str, ...] = ()  # modules that are so while the model is in training
-    from_pretrained: tuple[str, ...] = ()  # modules that came in eval mode and go into training
-    whole_batch: bool = False  # the loss is one of the whole batch's features (Task.batch_loss)
-    feature_bytes: int | None = None  # of one sample's features; None: not known, or no such loss
-    block_params: int = 0  # scalars of the largest block
+    reference: Mapping[str, float] = field(default_factory=dict)  # numbers to compare losses with
+    test_samples: int = 0  # of test data, by which nothing is chosen, measured once at the end
+    # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
+    buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def held_out(self, which: Held) -> int:
+        """Samples of the test data or of the evaluation data."""
+        return self.test_samples if which == "test" else self.eval_samples
+
+    def held_out_parts(self, which: Held) -> list[tuple[int, int]]:
+        """The intervals of ids [first, last) whose rows have one shape: one for each bucket."""
+        samples = self.held_out(which)
+        sizes = (samples and self.buckets.get(which)) or (samples,)
+        bounds = [0, *accumulate(sizes)]
+        return list(pairwise(bounds))
+
+    def evaluated_on(self, which: Literal["train", "test"]) -> "DataFacts":
+        """Other data in place of the held-out."""
+        samples = self.samples if which == "train" else self.test_samples
+        buckets = {**self.buckets, "eval": self.buckets.get(which, ())}
+        return replace(self, eval_samples=samples, buckets=buckets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DescribedArrays:
+    """The arrays of a model."""
+
+    # shapes by their names in a checkpoint (complex arrays as pairs)
+    arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()  # arrays that need not be given initial values
+    aliases: Mapping[str, str] = field(default_factory=dict)  # tied weights: other names
+    frozen: tuple[str, ...] = ()  # arrays that are not trained
+    frozen_base: bool = False  # frozen arrays are kept elsewhere: checkpoints leave them out
     block_arrays: tuple[str, ...] = ()  # names of the arrays within blocks
     # arrays whose values autocast rounds anyway: fsdp gathers them in two bytes under bf16 and f16
     rounded: tuple[str, ...] = ()
-    frozen: tuple[str, ...] = ()  # arrays that are not trained
     # frozen scalars, and bytes of packed arrays, of each block that could lie in host memory
     frozen_block_params: tuple[int, ...] = ()
     frozen_block_packed: tuple[int, ...] = ()
-    frozen_base: bool = False  # frozen arrays are kept elsewhere: checkpoints leave them out
-    # quantized frozen arrays, one byte a number whatever the precision; in none of the counts
-    packed: tuple[str, ...] = ()
-    block_packed: int = 0  # bytes of packed arrays in the largest block
-    unpacked: int = 0  # numbers of the largest packed array, once unpacked for its product
-    # settings that freeze the model and train an adapter -> scalars of that adapter
-    adapters: Mapping[str, int] = field(default_factory=dict)
-    hidden_matrices: tuple[str, ...] = ()  # of hidden layers, which muon updates; frozen ones too
-    test_samples: int = 0  # of test data, by which nothing is chosen
-    # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
-    buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activations:
+    """What the backward pass keeps, and what the loss holds, beside bytes_per_sample."""
+
     # bytes_per_sample where some activations are computed again, by train.recompute
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
     # the same under bf16 and f16, for `none` too; a setting that is left out was not counted
@@ -107,40 +113,146 @@ class Facts:
     chunked_logits: int = 0
     head_gradient: int = 0  # numbers that such a loss holds beside, however many the tokens
     autocast_scratch: int = 0  # numbers more under bf16 and f16
-    # calls of torch in a forward pass of the loss, views apart, and the convolutions among them;
-    # 0: not counted
-    operations: int = 0
-    convolutions: int = 0
-    flops_unknown: str = ""  # why flops_per_sample is None, where that is known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """Frozen arrays of one byte a number, whatever the precision; no count has them."""
+
+    packed: tuple[str, ...] = ()
+    block_packed: int = 0  # bytes of packed arrays in the largest block
+    unpacked: int = 0  # numbers of the largest packed array, once unpacked for its product
+    # the part of the model that computes in bf16 and f16 only, in words; '': there is none
+    narrow_only: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repeatability:
+    """Whether, and how cheaply, a step can have the same bits on any devices."""
+
     # what train.exact would refuse in the first step, tried where the plan may choose it
     not_exact: str = ""
     # operations that the loss calls and that have no deterministic kernel on GPUs, each perhaps
     # with its place
     nondeterministic: tuple[str, ...] = ()
+    # calls of torch in a forward pass of the loss, views apart, and the convolutions among them;
+    # 0: not counted
+    operations: int = 0
+    convolutions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateFacts:
+    """What a task says of its updates."""
+
+    user_optimizer: UserOptimizerFacts | None = None  # the task's own
+    schedule: str = ""  # the task's own learning-rate schedule, in words; '': none
+    hidden_matrices: tuple[str, ...] = ()  # of hidden layers, which muon updates; frozen ones too
+    groups: tuple[str, ...] = ()  # what optimizer.groups makes of the parameters, in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured before the run. None: it was not."""
+
+    largest_tried: int | None = None  # samples that fitted in flight (--probe-batch)
+    speeds: Speeds | None = None  # of the devices (devices.balance: measured)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Counts and names of the model, of its data and of what the task does."""
+
+    data: DataFacts
+    fingerprint: str  # of the data
+    params: int  # scalars
+    trainable: int  # scalars
+    blocks: int  # repeated layers
+    # activations kept for the backward pass of one sample, in 4-byte numbers; None: not known
+    bytes_per_sample: int | None
+    flops_per_sample: float | None  # forward and backward; None: not known
+    # layers that mix a batch's samples (BatchNorm), so that a split changes the result
+    coupled: tuple[str, ...]
+    model: DescribedArrays = DescribedArrays()
+    activations: Activations = Activations()
+    quantized: Quantized = Quantized()
+    repeats: Repeatability = Repeatability()
+    updates: UpdateFacts = UpdateFacts()
+    measured: Measured = Measured()
+    # what features that the task brings must know of it, by the feature's name and by key
+    features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    block_params: int = 0  # scalars of the largest block
+    # settings that freeze the model and train an adapter -> scalars of that adapter
+    adapters: Mapping[str, int] = field(default_factory=dict)
+    flops_unknown: str = ""  # why flops_per_sample is None, where that is known
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
     # numbers of a head of attention that engine jax may fuse into one kernel; None: there is none
     attention_head: int | None = None
     keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
-    largest_tried: int | None = None  # samples that fitted in flight (--probe-batch); None: untried
-    # shapes of the model's arrays, by their names in a checkpoint (complex arrays as pairs)
-    arrays: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    buffers: tuple[str, ...] = ()  # arrays that need not be given initial values
-    aliases: Mapping[str, str] = field(default_factory=dict)  # tied weights: other names
     formulas: Mapping[str, str] = field(default_factory=dict)  # how the numbers here came about
-    reference: Mapping[str, float] = field(default_factory=dict)  # numbers to compare losses with
-    groups: tuple[str, ...] = ()  # what optimizer.groups makes of the parameters, in words
-    user_optimizer: UserOptimizerFacts | None = None  # the task's own
-    phases: tuple[str, ...] = ()  # the updates of a step in turn, in words; empty: there is one
-    schedule: str = ""  # the task's own learning-rate schedule, in words; '': none
-    after_step: str = ""  # what the task does with the model after each update; '': nothing
-    # the part of the model that computes in bf16 and f16 only, in words; '': there is none
-    narrow_only: str = ""
     notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each
-    # what features that the task brings must know of it, by the feature's name
-    features: Mapping[str, Any] = field(default_factory=dict)
-    speeds: Speeds | None = None  # of the devices (devices.balance: measured); None: not measured
+
+    @classmethod
+    def keys(cls) -> set[str]:
+        """The names under which a task tells its facts."""
+        own = {part.name for part in fields(cls)} - _PARTS.keys() - {"features"}
+        return own | fact_keys() | {key.name for kind in _PARTS.values() for key in fields(kind)}
+
+    @classmethod
+    def of(cls, **values: Any) -> "Facts":
+        """The facts, told by key whatever part they belong to."""
+        rest, features = split_facts(values)
+        parts = {part: kind(**_take(rest, kind)) for part, kind in _PARTS.items()}
+        return cls(**parts, **rest, features=features)
+
+    def to_json(self) -> dict[str, Any]:
+        """The facts by key, whatever part they belong to."""
+        values = asdict(self)
+        for part in _PARTS:
+            values |= values.pop(part)
+        for own in values.pop("features").values():
+            values |= own
+        return values
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Facts":
+        """The facts, with each number as it was written: plan.json shows them."""
+        values = {
+            key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
+        }
+        if value["user_optimizer"]:
+            values["user_optimizer"] = UserOptimizerFacts.from_json(value["user_optimizer"])
+        for key in ("arrays", "buckets"):
+            values[key] = {name: tuple(sizes) for name, sizes in value[key].items()}
+        return cls.of(**values)
+
+    def having(self, **values: Any) -> "Facts":
+        """The facts with other values, told by key whatever part they belong to."""
+        rest, features = split_facts(values)
+        parts = {}
+        for part, kind in _PARTS.items():
+            own = _take(rest, kind)
+            if own:
+                parts[part] = replace(getattr(self, part), **own)
+        merged = {name: {**self.features.get(name, {}), **own} for name, own in features.items()}
+        return replace(self, **parts, **rest, features={**self.features, **merged})
 
 
-ModelArrays = Facts | DescribedArrays  # what describes a model's arrays
+_PARTS: Mapping[str, Any] = {
+    "data": DataFacts,
+    "model": DescribedArrays,
+    "activations": Activations,
+    "quantized": Quantized,
+    "repeats": Repeatability,
+    "updates": UpdateFacts,
+    "measured": Measured,
+}
+
+
+def _take(values: dict[str, Any], kind: Any) -> dict[str, Any]:
+    """Take the fields of a part out of values."""
+    return {key.name: values.pop(key.name) for key in fields(kind) if key.name in values}
+
+
 # takes a config, a machine and facts; gives the facts with what was measured before the run
 Measure = Callable[[Config, Machine, Facts], Facts]

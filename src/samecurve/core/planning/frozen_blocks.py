@@ -53,7 +53,7 @@ class HostBlocks:
 
 def host_blocks(facts: Facts, share: float, width: int) -> HostBlocks:
     """The blocks that lie in host memory. width: bytes of a weight"""
-    sizes = list(zip(facts.frozen_block_params, facts.frozen_block_packed, strict=True))
+    sizes = list(zip(facts.model.frozen_block_params, facts.model.frozen_block_packed, strict=True))
     moved = [sizes[number] for number in offloaded_blocks(len(sizes), share)]
     return HostBlocks(
         blocks=len(moved),

@@ -43,7 +43,7 @@ def host_copies(host: HostBlocks, facts: Facts, recompute: Recompute, rounds: in
 
     rounds: accumulation steps
     """
-    forward = 2 if facts.whole_batch and rounds > 1 else 1
+    forward = 2 if "whole_batch" in facts.features and rounds > 1 else 1
     is_part = host.of > facts.blocks
     backward = 2 if recompute != "none" and is_part else 1
     return HostCopies(forward * host.bytes, backward * host.bytes)
@@ -70,14 +70,14 @@ def check_frozen_offload(train: Train, facts: Facts | None = None) -> None:
             )
     if facts is None:
         return
-    if facts.after_step:
+    if words := facts.features.get("after_step"):
         raise UserError(
-            f"{_WHERE}: {facts.after_step} is called after each update and may change frozen"
+            f"{_WHERE}: {words['after_step']} is called after each update and may change frozen"
             " weights, of which the device may have a copy",
             "leave it out",
             _WHERE,
         )
-    if facts.frozen_block_params:
+    if facts.model.frozen_block_params:
         return
     cause = "the plan knows of no repeated block that has frozen weights of its own"
     if facts.trainable == facts.params:

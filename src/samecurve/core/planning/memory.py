@@ -5,7 +5,7 @@ Activations: the bytes that the backward pass keeps, counted by the task (Facts.
 and scaled by the width of the precision.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol
@@ -52,6 +52,14 @@ class FeatureMemory(Protocol):
     def memory(
         self, config: Config, options: "MemoryOptions", facts: Facts, spec: StrategySpec
     ) -> "MemoryTerm | None": ...
+    def memory_of_step(
+        self,
+        config: Config,
+        options: "MemoryOptions",
+        facts: Facts,
+        sizes: "BatchSizes",
+        shards: int,
+    ) -> "MemoryTerm | None": ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +85,12 @@ class MemoryOptions:
 
 
 def memory_options(
-    config: Config, precision: Precision | None = None, kind: Kind = "cpu"
+    config: Config,
+    precision: Precision | None = None,
+    kind: Kind = "cpu",
+    features: Sequence["FeatureMemory"] = (),
 ) -> MemoryOptions:
-    """The options of a config, with the features that it names.
+    """The options of a config.
 
     precision: the one that was chosen; None: the config's. kind: of the devices
     """
@@ -91,7 +102,7 @@ def memory_options(
         reshard=config.devices.reshard,
         optimizer=config.optimizer,
         limit=config.devices.memory,
-        features=tuple((row.load(), config) for row in config.named_features),
+        features=tuple((feature, config) for feature in features),
         can_offload=not (config.train.compile or config.train.float8),
         kind=kind,
     )
@@ -169,7 +180,7 @@ def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[
     ]
     for feature, config in options.features:
         terms += [weights(*kept) for kept in feature.numbers_kept(config, facts).items()]
-    if facts.packed:
+    if facts.quantized.packed:
         packed = packed_bytes(facts)
         formula = facts.formulas.get("packed", f"{packed} x 1 B")
         terms.append(term("packed", -(-packed // shards), formula))
@@ -178,7 +189,7 @@ def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[
 
 def packed_bytes(facts: Facts) -> int:
     """Bytes of all packed (quantized) arrays of the model."""
-    return sum(prod(facts.arrays[name]) for name in facts.packed)
+    return sum(prod(facts.model.arrays[name]) for name in facts.quantized.packed)
 
 
 def gathered_by_block(options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
@@ -201,9 +212,9 @@ def gathered_by_block(options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
         f"{outside} x {width} B outside of blocks + {blocks} blocks of {facts.block_params} x"
         f" {narrow} B"
     )
-    if facts.packed:
-        gathered += min(packed_bytes(facts), blocks * facts.block_packed)
-        formula += f" and {facts.block_packed} B packed"
+    if facts.quantized.packed:
+        gathered += min(packed_bytes(facts), blocks * facts.quantized.block_packed)
+        formula += f" and {facts.quantized.block_packed} B packed"
     reduced = PassingTerm(
         "reduced",
         2 * largest * width,
@@ -299,7 +310,7 @@ def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryT
     is_gathered = spec.state == "sharded by block"
     if narrow == options.itemsize or spec.engine != "torch" or is_gathered:
         return None
-    numbers = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
+    numbers = sum(prod(facts.model.arrays.get(name, ())) for name in facts.model.rounded)
     kept = "kept for backward"
     if options.recompute != "none":
         numbers, kept = 2 * facts.block_params, "of the largest block, with their gradient"
@@ -311,32 +322,32 @@ def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryT
 
 def _unpacked(options: MemoryOptions, facts: Facts) -> MemoryTerm | None:
     """The largest packed matrix, unpacked for its product."""
-    if not facts.unpacked:
+    if not facts.quantized.unpacked:
         return None
     width = options.itemsize
-    formula = f"2 x {facts.unpacked} x {width} B: the largest packed matrix"
-    return MemoryTerm("unpacked", 2 * facts.unpacked * width, formula)
+    formula = f"2 x {facts.quantized.unpacked} x {width} B: the largest packed matrix"
+    return MemoryTerm("unpacked", 2 * facts.quantized.unpacked * width, formula)
 
 
 def _scratch(options: MemoryOptions, facts: Facts, kind: str, samples: int) -> MemoryTerm | None:
     """What a loss that computes some tokens' logits at a time holds of so many samples."""
-    vocab, width = facts.chunked_logits, options.itemsize
+    vocab, width = facts.activations.chunked_logits, options.itemsize
     if not vocab:
         return None
-    tokens = min(logit_rows(vocab, kind), samples * facts.tokens_per_sample)
-    size = 2 * vocab * tokens + facts.head_gradient
+    tokens = min(logit_rows(vocab, kind), samples * facts.data.tokens_per_sample)
+    size = 2 * vocab * tokens + facts.activations.head_gradient
     formula = f"{width} B x (2 x vocab {vocab} x {tokens} tokens at a time"
-    if facts.head_gradient:
-        formula += f" + {facts.head_gradient}: the head's gradient"
+    if facts.activations.head_gradient:
+        formula += f" + {facts.activations.head_gradient}: the head's gradient"
     formula += ")"
-    if facts.autocast_scratch and autocast_itemsize(options.precision) < width:
-        size += facts.autocast_scratch
+    if facts.activations.autocast_scratch and autocast_itemsize(options.precision) < width:
+        size += facts.activations.autocast_scratch
         formula += (
-            f" + 4 B x {facts.autocast_scratch}: the head in two bytes, and what is added to its"
-            " gradient"
+            f" + 4 B x {facts.activations.autocast_scratch}: the head in two bytes, and what is"
+            " added to its gradient"
         )
     size *= width
-    rerun = facts.rerun_share.get(options.recompute, 0.0)
+    rerun = facts.activations.rerun_share.get(options.recompute, 0.0)
     if not rerun:
         return MemoryTerm("scratch", size, formula)
     why = "the block that is run again later"
@@ -346,11 +357,11 @@ def _scratch(options: MemoryOptions, facts: Facts, kind: str, samples: int) -> M
 def sample_bytes(options: MemoryOptions, facts: Facts) -> int | None:
     """Bytes of activations of one sample; None: not known."""
     how, precision = options.recompute, options.precision
-    if precision in {"bf16", "f16"} and how in facts.autocast_bytes:
-        return max(1, facts.autocast_bytes[how])
-    if options.kind == "cuda" and how in facts.gpu_bytes.get(precision, {}):
-        return max(1, facts.gpu_bytes[precision][how])
-    in_f32 = facts.recompute_bytes.get(how, facts.bytes_per_sample)
+    if precision in {"bf16", "f16"} and how in facts.activations.autocast_bytes:
+        return max(1, facts.activations.autocast_bytes[how])
+    if options.kind == "cuda" and how in facts.activations.gpu_bytes.get(precision, {}):
+        return max(1, facts.activations.gpu_bytes[precision][how])
+    in_f32 = facts.activations.recompute_bytes.get(how, facts.bytes_per_sample)
     if in_f32 is None:
         return None
     return max(1, int(in_f32 * _ACTIVATION_SHARE[precision]))
@@ -364,34 +375,13 @@ def activation_term(
     if each is None:
         return None
     formula = f"{micro_batch_size} samples x {each} B"
-    if options.recompute != "none" and facts.recompute_bytes:
+    if options.recompute != "none" and facts.activations.recompute_bytes:
         formula += f", recompute {options.recompute}"
     if facts.formulas.get("bytes_per_sample"):
         formula += f"; {facts.formulas['bytes_per_sample']}"
-    if options.kind == "cuda" and options.precision in facts.gpu_bytes:
+    if options.kind == "cuda" and options.precision in facts.activations.gpu_bytes:
         formula += f"; {facts.formulas[f'gpu_bytes.{options.precision}']}"
     return MemoryTerm("activations", micro_batch_size * each, formula)
-
-
-def feature_term(options: MemoryOptions, facts: Facts, global_batch_size: int) -> MemoryTerm | None:
-    """The features that a loss over the whole batch holds; None: not known, or no such loss."""
-    if not facts.feature_bytes:
-        return None
-    each = facts.feature_bytes * (2 if options.precision == "f64" else 1)
-    formula = (
-        f"3 x {global_batch_size} samples x {each} B: of the whole batch, as sent, and their"
-        " gradients; without what batch_loss() computes of them"
-    )
-    return MemoryTerm("features", 3 * global_batch_size * each, formula)
-
-
-def after_step_term(options: MemoryOptions, facts: Facts, shards: int) -> MemoryTerm | None:
-    """The whole weights for Task.after_step(), where devices have shards; None: not needed."""
-    if not facts.after_step or shards == 1:
-        return None
-    width = options.itemsize
-    formula = f"{facts.params} x {width} B, whole for {facts.after_step}"
-    return MemoryTerm("after step", facts.params * width, formula)
 
 
 class BatchSizes(Protocol):
@@ -410,8 +400,10 @@ def peak_terms(
     activations = activation_term(options, facts, split.micro_batch_size)
     others = (
         activations,
-        after_step_term(options, facts, shards),
-        feature_term(options, facts, split.global_batch_size),
+        *(
+            feature.memory_of_step(config, options, facts, split, shards)
+            for feature, config in options.features
+        ),
     )
     peak = settled(held, activations.bytes if activations else 0)
     return (*peak, *(term for term in others if term))

@@ -59,10 +59,10 @@ def itemsize(precision: Precision) -> int:
 
 def optimizer_state(section: Optimizer, precision: Precision, facts: Facts) -> OptimizerState:
     """The state of the config's optimizer, or of the task's own."""
-    user_optimizer, name = facts.user_optimizer, section.name
+    user_optimizer, name = facts.updates.user_optimizer, section.name
     if user_optimizer is not None:
         return _of_states(precision, facts, user_optimizer.name, user_optimizer.num_states)
-    if name not in _STATES and not facts.arrays:
+    if name not in _STATES and not facts.model.arrays:
         return _of_states(precision, facts, name, None)
     if name == "adafactor":
         return _of_adafactor(precision, facts)
@@ -114,7 +114,7 @@ def _of_adafactor(precision: Precision, facts: Facts) -> OptimizerState:
 def _of_muon(section: Optimizer, precision: Precision, facts: Facts) -> OptimizerState:
     """Muon keeps one momentum of each matrix; the rest has adamw's two moments."""
     width, shapes = itemsize(precision), trained_shapes(facts)
-    names = muon_names(section.rules, shapes, facts.hidden_matrices)
+    names = muon_names(section.rules, shapes, facts.updates.hidden_matrices)
     matrices = sum(prod(shapes[name]) for name in names)
     others = sum(map(prod, shapes.values())) - matrices
     return OptimizerState(
@@ -149,8 +149,8 @@ def _of_adamw_8bit(precision: Precision, facts: Facts) -> OptimizerState:
 
 def trained_shapes(facts: Facts) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters that are trained, by name."""
-    left_out = {*facts.buffers, *facts.frozen}
-    return {name: shape for name, shape in facts.arrays.items() if name not in left_out}
+    left_out = {*facts.model.buffers, *facts.model.frozen}
+    return {name: shape for name, shape in facts.model.arrays.items() if name not in left_out}
 
 
 def muon_names(
@@ -214,9 +214,9 @@ def say_optimizer(
 
     UserError: the optimizer does not serve the config, the model or the layout.
     """
-    if facts.groups:
-        log.reasons["groups"] = "\n".join(facts.groups)
-    optimizer = facts.user_optimizer
+    if facts.updates.groups:
+        log.reasons["groups"] = "\n".join(facts.updates.groups)
+    optimizer = facts.updates.user_optimizer
     if optimizer is None:
         _say_built_in(log, section, facts)
         return
@@ -243,7 +243,7 @@ def _defaults_beside(section: Optimizer, schedule: ScheduleFields, facts: Facts)
         defaults.append(f"clip {section.clip:.6g}")
         without.append("optimizer.clip=0")
     is_chosen = not schedule.model_fields_set.isdisjoint({"decay", "final"})
-    if not facts.schedule and schedule.decay != "constant" and not is_chosen:
+    if not facts.updates.schedule and schedule.decay != "constant" and not is_chosen:
         defaults.append(f"a {schedule.decay} to {schedule.final:.0%} of the rate")
         without.append("schedule.decay=constant")
     if not defaults:
@@ -322,7 +322,7 @@ def _say_built_in(log: DecisionLog, section: Optimizer, facts: Facts) -> None:
 def _muon_reason(section: Optimizer, facts: Facts) -> str:
     """The parameters that muon and adamw update. UserError: a group gives muon no matrix."""
     shapes = trained_shapes(facts)
-    names = muon_names(section.rules, shapes, facts.hidden_matrices)
+    names = muon_names(section.rules, shapes, facts.updates.hidden_matrices)
     others = [name for name in shapes if name not in names]
     parts = [
         f"{optimizer} updates {_counted(own, shapes)}"

@@ -5,21 +5,21 @@ planner.py decides. A plan is written to plan.json, whose keys are public.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.section import MOST_STEPS, MetricGoal
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.feature_list import listed, listed_and_installed, listed_with, rows_of
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
+from samecurve.core.planning.facts import DataFacts
 from samecurve.core.planning.fixed import Fixed, as_mapping, make_order, parse_dataclass
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.schedule import Intervals, Schedule
-from samecurve.core.protocols import Counters, Held, Progress
+from samecurve.core.protocols import Counters, Progress
 from samecurve.core.strategies import STRATEGIES
 from samecurve.units import counted
 
@@ -31,7 +31,7 @@ _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
     offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
-    reference because warnings fixed exact slot_times whole_batch compile float8 allow_coupled best
+    reference because warnings fixed exact slot_times compile float8 allow_coupled best
     test_samples
 """
 _NAMES = {  # of the fields whose keys are older than their names
@@ -71,36 +71,6 @@ class StepMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedData:
-    """How many samples there are, and what a task's losses are compared with."""
-
-    samples: int  # for training
-    eval_samples: int
-    tokens_per_sample: int
-    reference: Mapping[str, float]  # losses, by name
-    test_samples: int = 0  # of the task's test data, measured once at the end
-    # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
-    buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def held_out(self, which: Held) -> int:
-        """Samples of the test data or of the evaluation data."""
-        return self.test_samples if which == "test" else self.eval_samples
-
-    def held_out_parts(self, which: Held) -> list[tuple[int, int]]:
-        """The intervals of ids [first, last) whose rows have one shape: one for each bucket."""
-        samples = self.held_out(which)
-        sizes = (samples and self.buckets.get(which)) or (samples,)
-        bounds = [0, *accumulate(sizes)]
-        return list(pairwise(bounds))
-
-    def evaluated_on(self, which: Literal["train", "test"]) -> "PlannedData":
-        """Other data in place of the held-out."""
-        samples = self.samples if which == "train" else self.test_samples
-        buckets = {**self.buckets, "eval": self.buckets.get(which, ())}
-        return replace(self, eval_samples=samples, buckets=buckets)
-
-
-@dataclass(frozen=True, kw_only=True)
 class KeptCheckpoints:
     """Which checkpoints stay: the last ones, and the best."""
 
@@ -121,7 +91,7 @@ _SECTIONS = {
     "layout": Layout,
     "batch": BatchSplit,
     "compute": Compute,
-    "data": PlannedData,
+    "data": DataFacts,
     "kept": KeptCheckpoints,
     "work": Work,
 }
@@ -140,7 +110,7 @@ class Plan:
     warnings: tuple[str, ...]
     fixed: Fixed
     steps: int
-    data: PlannedData
+    data: DataFacts
     nominal_weight: float  # core/determinism/step_arithmetic.py
     every: Intervals
     kept: KeptCheckpoints
@@ -206,6 +176,11 @@ class Plan:
 
     def actions_at_end(self) -> set[str]:
         return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the loss is one of the whole batch's features."""
+        return "whole_batch" in self.features
 
     @property
     def goals(self) -> list[MetricGoal]:

@@ -37,7 +37,6 @@ from samecurve.core.planning.compute import (
     choose_threads,
     say_compute,
     say_task,
-    say_task_steps,
 )
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed, check_same_run, make_order
@@ -61,7 +60,7 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
-from samecurve.core.planning.plan import KeptCheckpoints, Plan, PlannedData, StepMemory, Work
+from samecurve.core.planning.plan import KeptCheckpoints, Plan, StepMemory, Work
 from samecurve.core.planning.schedule import (
     choose_intervals,
     choose_schedule,
@@ -117,8 +116,8 @@ class _Planning:
         threads = self._threads(layout)
         fused = self._fused_attention(layout, precision.value)
         fixed = self._fixed(layout, split, threads)
-        order = make_order(facts.samples, facts.buckets, split.global_batch_size, fixed)
-        lr, by_task = config.optimizer.lr, facts.schedule
+        order = make_order(facts.data.samples, facts.data.buckets, split.global_batch_size, fixed)
+        lr, by_task = config.optimizer.lr, facts.updates.schedule
         schedule = log.take(
             choose_schedule(
                 config.schedule, train.steps, config.batch, order, lr=lr, by_task=by_task
@@ -141,15 +140,8 @@ class _Planning:
             warnings=tuple(log.warnings),
             fixed=fixed,
             steps=schedule.steps,
-            data=PlannedData(
-                samples=facts.samples,
-                eval_samples=facts.eval_samples,
-                test_samples=facts.test_samples,
-                buckets=facts.buckets,
-                tokens_per_sample=facts.tokens_per_sample,
-                reference=facts.reference,
-            ),
-            nominal_weight=nominal_weight(split.global_batch_size, facts.tokens_per_sample),
+            data=facts.data,
+            nominal_weight=nominal_weight(split.global_batch_size, facts.data.tokens_per_sample),
             every=log.take(choose_intervals(train, order)),
             kept=KeptCheckpoints(keep=train.keep, best=train.goal),
             features=features,
@@ -164,13 +156,14 @@ class _Planning:
         config = self.config
         devices = choose_devices(config.devices, config.engine, self.machine).value
         precision = choose_precision(config.train, config.engine, devices)
-        return precision, memory_options(config, precision.value, devices[0].kind)
+        features = [row.load() for row in wanted(config, self.facts.features)]
+        return precision, memory_options(config, precision.value, devices[0].kind, features)
 
     def _step(self, options: MemoryOptions, precision: Decision[Precision]) -> StepMemory:
         """The layout of a step, its microbatches and its memory."""
         facts, log, train = self.facts, self.log, self.config.train
         layout = log.take(self._layout(options, log.take(self._devices(options, precision))))
-        check_same_run(self.fixed, facts.samples, facts.fingerprint, train.seed)
+        check_same_run(self.fixed, facts.data.samples, facts.fingerprint, train.seed)
         if options.offload_frozen:
             from samecurve.core.planning.frozen_offload import check_frozen_offload
 
@@ -185,7 +178,7 @@ class _Planning:
         config, machine = self.config, self.machine
         chosen = choose_devices(config.devices, config.engine, machine)
         follows_devices = self.fixed is None and not config.batch.samples  # the batch does
-        was_tried = self.facts.largest_tried is not None  # by one rank
+        was_tried = self.facts.measured.largest_tried is not None  # by one rank
         is_open = has_open_ranks(config.devices, config.engine, machine)
         if not (config.train.is_exact and is_open) or follows_devices or was_tried:
             return chosen
@@ -228,7 +221,7 @@ class _Planning:
     def _split(self, layout: Layout, capacity: Capacity) -> BatchSplit:
         """The split by the devices' speeds, where the config asks for one."""
         section, train = self.config.devices, self.config.train
-        can_measure = self.facts.speeds is not None
+        can_measure = self.facts.measured.speeds is not None
         check_uneven(section, self.config.batch, layout, can_measure=can_measure)
         speeds = choose_speeds(section, train, self.facts)
         if train.is_exact:
@@ -314,7 +307,7 @@ class _Planning:
             global_batch_size=split.global_batch_size,
             micro_batch_size=split.micro_batch_size,
             seed=train.seed,
-            samples=self.facts.samples,
+            samples=self.facts.data.samples,
             fingerprint=self.facts.fingerprint,
             threads=threads,
             computed_on=layout.computed_on,
@@ -337,7 +330,6 @@ class _Planning:
             from samecurve.core.planning.exact import check_exact_optimizer
 
             check_exact_optimizer(config.optimizer, facts, layout)
-        say_task_steps(log, facts, layout, split)
         check_compile(train, layout.engine)
         check_float8(train, precision.value, layout, facts.blocks)
         say_compute(log, train, facts)
@@ -378,7 +370,7 @@ class _Planning:
         """Warn of what the config asked for and does not get, and of what the layout costs."""
         train, warnings = self.config.train, self.log.warnings
         warnings += batch_warnings(self.config.batch, self.facts, split)
-        if train.eval_every and not self.facts.eval_samples:
+        if train.eval_every and not self.facts.data.eval_samples:
             warnings.append(
                 "there is nothing to evaluate on: no data is held back (data.validation;"
                 " eval_data() of a user task)"

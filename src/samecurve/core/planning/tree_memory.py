@@ -167,7 +167,7 @@ def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm 
     if layout.reshards_by_block:
         blocks = min(2, blocks)
     wider, kept = blocks * facts.block_params, "kept for backward"
-    rounded = sum(prod(facts.arrays.get(name, ())) for name in facts.rounded)
+    rounded = sum(prod(facts.model.arrays.get(name, ())) for name in facts.model.rounded)
     if options.recompute != "none":
         rounded, kept = 2 * facts.block_params, "of the largest block, with their gradient"
     formula = (

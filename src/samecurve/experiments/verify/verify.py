@@ -167,8 +167,8 @@ def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) 
 
 def _why_not_sharded(config: Config, facts: Facts) -> str:
     """Why the optimizer can't update shards; empty: it can."""
-    if facts.user_optimizer and not facts.user_optimizer.elementwise:
-        return f"{facts.user_optimizer.by} is not said to be elementwise"
+    if facts.updates.user_optimizer and not facts.updates.user_optimizer.elementwise:
+        return f"{facts.updates.user_optimizer.by} is not said to be elementwise"
     return why_not_sharded(config.optimizer, facts) if config.train.is_exact else ""
 
 

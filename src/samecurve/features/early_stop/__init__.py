@@ -82,7 +82,7 @@ class EarlyStopFeature(Feature[EarlyStopFields, EarlyStopRule]):
         section = self.fields_of(planned.config).early_stop
         if section is None:
             return Decision(None)
-        if not planned.facts.eval_samples:
+        if not planned.facts.data.eval_samples:
             raise UserError(
                 "train.early_stop looks at evaluations, and the task has no held-out data",
                 "a share of the data for validation, or leave it out",

@@ -84,8 +84,10 @@ class Sentinel(Feature[SentinelFields, SentinelRule]):
 
 def _check_alone(config: Config, facts: Facts) -> None:
     """UserError: a microbatch's loss can't be computed without the others."""
-    if facts.whole_batch or (config.train.norm_sync and facts.coupled):
-        what = "the loss looks at" if facts.whole_batch else "synchronised norms look at"
+    if "whole_batch" in facts.features or (config.train.norm_sync and facts.coupled):
+        what = (
+            "the loss looks at" if "whole_batch" in facts.features else "synchronised norms look at"
+        )
         raise UserError(
             f"train.sentinel computes one microbatch again by itself, and {what} the whole batch",
             "leave train.sentinel out",

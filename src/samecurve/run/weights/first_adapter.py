@@ -64,7 +64,7 @@ def read_first_adapter(path: Path, config: Config, facts: Facts) -> Source | Non
     arrays, _ = read_weights(file)
     if not is_adapter(list(arrays)):
         return None
-    if not facts.frozen_base or entry.first_weights(config) is None:
+    if not facts.model.frozen_base or entry.first_weights(config) is None:
         raise UserError(
             f"{path} is an adapter, and this run trains none on weights from files",
             "model.path: the model that the adapter is for, and model.adapter: {}",
@@ -75,7 +75,7 @@ def read_first_adapter(path: Path, config: Config, facts: Facts) -> Source | Non
     if beside.is_file():
         metadata[CONFIG_FILE] = beside.read_text(errors="replace")
     try:
-        adapter, lines = entry.read_adapter(config, arrays, facts.arrays, metadata)
+        adapter, lines = entry.read_adapter(config, arrays, facts.model.arrays, metadata)
     except UserError as error:
         raise UserError(f"{path}: {error.cause}", error.remedy, error.where) from None
     size = show_count(sum(math.prod(array.shape) for array in adapter.values()))

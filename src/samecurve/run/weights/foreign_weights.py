@@ -14,7 +14,7 @@ from samecurve.checkpoint.manifest import DTYPES, MANIFEST
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import ModelArrays
+from samecurve.core.planning.facts import DescribedArrays
 from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
@@ -107,7 +107,7 @@ def _fields_beside(home: Path) -> Mapping[str, Any]:
 
 
 def map_names(
-    config: Config, foreign_names: Iterable[str], model: ModelArrays
+    config: Config, foreign_names: Iterable[str], model: DescribedArrays
 ) -> tuple[dict[str, str], list[str]]:
     """Translate foreign names into ours. Returns them, and what the user should know.
 

@@ -18,7 +18,7 @@ import numpy as np
 from samecurve.checkpoint.format import make_manifest, verify, write_pieces
 from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.facts import Facts, ModelArrays
+from samecurve.core.planning.facts import DescribedArrays, Facts
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.system.files import sync_directory, write_json
 from samecurve.core.weights import check_weights
@@ -126,7 +126,7 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
 
     Values are read only where two names share them. UserError: the weights don't fit.
     """
-    arrays, foreign = fitting_arrays(path, config, facts)
+    arrays, foreign = fitting_arrays(path, config, facts.model)
     fatal, differing = entry_of(config.task).unlike(config, foreign.model_fields)
     if fatal:
         raise UserError(
@@ -137,7 +137,8 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
     not_floating = [
         f"{name} ({array.dtype})"
         for name, array in arrays.items()
-        if not array.dtype.startswith(("float", "bfloat", "complex")) and name not in facts.buffers
+        if not array.dtype.startswith(("float", "bfloat", "complex"))
+        and name not in facts.model.buffers
     ]
     if not_floating:
         raise UserError(
@@ -153,14 +154,14 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
     notes = [summary, *foreign.notes, *dtype_notes(config, arrays)]
     if differing:
         notes.append(f"the weights were trained otherwise: {', '.join(differing)}")
-    absent = [name for name in facts.buffers if name not in arrays]
+    absent = [name for name in facts.model.buffers if name not in arrays]
     if absent:
         notes.append(f"not among the weights, so as the model has them: {first_and_count(absent)}")
-    return Source(path.resolve(), arrays, frozenset(facts.buffers), tuple(notes))
+    return Source(path.resolve(), arrays, frozenset(facts.model.buffers), tuple(notes))
 
 
 def fitting_arrays(
-    path: Path, config: Config, model: ModelArrays, task: Any = None
+    path: Path, config: Config, model: DescribedArrays, task: Any = None
 ) -> tuple[Mapping[str, SourceArray], ForeignWeights]:
     """The arrays of a source by a checkpoint's names, and the source itself.
 

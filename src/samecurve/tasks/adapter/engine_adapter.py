@@ -113,9 +113,9 @@ class EngineAdapter(TaskAdapter, ABC):
         return None
 
     @property
-    def after_step(self) -> Callable[[Any, int], None] | None:
-        """The class's own after_step(), called after each update; None: it has none."""
-        return None
+    def brings(self) -> Mapping[str, Any]:
+        """The features that the class brings, with what their hooks take."""
+        return {}
 
     def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
         return self.losses(model, batch, progress)["loss"]

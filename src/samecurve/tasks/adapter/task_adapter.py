@@ -9,7 +9,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -133,7 +132,7 @@ class TaskAdapter:
         """The result of the class's own facts(). UserError: no plan asks for one of them."""
         with self.calling("facts"):
             own = dict(self.methods.facts())
-        known = {field.name for field in fields(Facts)}
+        known = Facts.keys()
         for name in own:
             if name not in known:
                 near = suggest(str(name), sorted(known))
@@ -148,7 +147,7 @@ class TaskAdapter:
         """
         if self.methods.prepare is None:  # else the rows can be read once their files are made
             self.check_rows()
-        return Facts(
+        return Facts.of(
             **{
                 "samples": len(self.train_data()),
                 "eval_samples": len(self._held_out) if self._held_out else 0,

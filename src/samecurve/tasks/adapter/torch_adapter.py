@@ -51,9 +51,9 @@ class TorchAdapter(EngineAdapter):
         return self._build_optimizer if self.methods.optimizer is not None else None
 
     @property
-    def after_step(self) -> Callable[[nn.Module, int], None] | None:
-        """The class's own after_step(), called after each update; None: it has none."""
-        return self._call_after_step if self.methods.after_step is not None else None
+    def brings(self) -> Mapping[str, Any]:
+        """The features that the class brings, with what their hooks take."""
+        return {"after_step": self._call_after_step} if self.methods.after_step else {}
 
     def describe_model(self) -> Mapping[str, Any]:
         from samecurve.tasks.adapter.torch_facts import describe_model

@@ -130,7 +130,7 @@ class SplitCheck:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        if not error and plan.compute.whole_batch:
+        if not error and plan.whole_batch:
             from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
 
             each = [self._first_step, *steps]
@@ -274,7 +274,7 @@ class SplitCheck:
 
     def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
         """Whether after_step() reads one of these attributes."""
-        if self._setup.task.after_step is None:
+        if "after_step" not in self._setup.task.brings:
             return None
         from samecurve.torch_engine.split_check.user_code import names_read
 

@@ -25,7 +25,7 @@ def make_training_step(
 ) -> Step:
     """The step of this process. features: of the run, in their order"""
     kind = TrainingStep
-    if setup.plan.compute.whole_batch:
+    if setup.plan.whole_batch:
         from samecurve.torch_engine.step.batch_loss import BatchLossStep
 
         kind = BatchLossStep
@@ -36,7 +36,6 @@ def make_training_step(
         _time_forward(step)
         _keep_step_buffers(step)
     _check_held_tensors(steps[-1])
-    _follow_last_update(steps[-1])
     for step in steps:
         _scale_loss(step)
     for feature in features:
@@ -100,16 +99,6 @@ def _check_held_tensors(step: TrainingStep) -> None:
     """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
     task, strategy = step.setup.task, step.setup.strategy
     step.first_steps.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
-
-
-def _follow_last_update(step: TrainingStep) -> None:
-    """Add the task's after_step(), which runs after the last update of a step."""
-    setup = step.setup
-    after_step = setup.task.after_step
-    if after_step:
-        from samecurve.torch_engine.step.after_step import AfterStep
-
-        step.after_update.append(AfterStep(after_step, setup))
 
 
 def _scale_loss(step: TrainingStep) -> None:

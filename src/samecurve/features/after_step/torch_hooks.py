@@ -1,16 +1,25 @@
-"""The hook of a task that changes its model after each update: a momentum teacher follows its
-student.
-"""
+"""The call of a task's after_step(), after the last update of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.split_check.side_effects import GeneratorStates
+from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.first_steps import HeldByTask
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.training_step import TrainingStep
+
+
+class Hooks(TorchHooks):
+    """Adds the call to the last update of a step."""
+
+    value: Callable[[nn.Module, int], None]  # the task's method
+
+    def add_to(self, steps: Sequence[TrainingStep]) -> None:
+        steps[-1].after_update.append(AfterStep(self.value, self.setup))
 
 
 class AfterStep:

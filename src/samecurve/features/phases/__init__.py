@@ -1,0 +1,35 @@
+"""Several updates in turn within a step, each with a loss and parameters of its own: a line of the
+plan. torch_engine/step/phases.py makes such steps.
+"""
+
+from dataclasses import dataclass
+
+from samecurve.core.config.section import Section
+from samecurve.core.feature import Feature, Planned
+from samecurve.core.planning import Decision
+
+
+@dataclass(frozen=True)
+class PhaseFacts:
+    """The updates of a step in turn, in words."""
+
+    phases: tuple[str, ...] = ()  # empty: there is one update
+
+
+class Phases(Feature[Section, None]):
+    """The feature. A task brings it."""
+
+    order = 600
+    facts = PhaseFacts
+    said = {"phases": "phases "}
+
+    def decide(self, planned: Planned) -> Decision[None]:
+        phases = self.facts_of(planned.facts).phases
+        reason = (
+            f"{', then '.join(phases)}: each with its own forward and backward passes, reduction"
+            " and update"
+        )
+        return Decision(None, {"phases": reason})
+
+
+FEATURE = Phases()

@@ -1,0 +1,62 @@
+"""A loss over the whole batch: batch_loss() of the features of all samples of a step.
+
+torch_engine/step/batch_loss.py and jax_engine/batch_loss.py compute it.
+"""
+
+from dataclasses import dataclass
+
+from samecurve.core.config.section import Section
+from samecurve.core.config.sections import Config
+from samecurve.core.feature import Feature, Planned
+from samecurve.core.planning import Decision
+from samecurve.core.planning.facts import Facts
+from samecurve.core.planning.memory import BatchSizes, MemoryOptions, MemoryTerm
+from samecurve.units import counted
+
+
+@dataclass(frozen=True)
+class WholeBatchFacts:
+    """The loss of the task."""
+
+    whole_batch: bool = False  # whether it is one of the whole batch's features
+    feature_bytes: int | None = None  # of one sample's features; None: not known, or no such loss
+
+
+class WholeBatch(Feature[Section, bool]):
+    """The feature. A task brings it."""
+
+    order = 400
+    facts = WholeBatchFacts
+    value = bool
+    plan_off = False
+    is_in_each_plan = True
+    said = {"loss": "loss "}
+
+    def decide(self, planned: Planned) -> Decision[bool | None]:
+        split = planned.split
+        batch, rounds = counted(split.global_batch_size, "sample"), split.accumulation_steps
+        cost = "one round, so each sample is computed once"
+        if rounds > 1:
+            cost = (
+                f"{rounds} rounds: each sample goes forward twice, once for its features and once"
+                " for its gradient, about a third more time"
+            )
+        reason = f"batch_loss(), over the features of all {batch} on every device; {cost}"
+        return Decision(True, {"loss": reason})
+
+    def memory_of_step(
+        self, _config: Config, options: MemoryOptions, facts: Facts, sizes: BatchSizes, _shards: int
+    ) -> MemoryTerm | None:
+        """The features of the batch; None: their size is not known."""
+        each, samples = self.facts_of(facts).feature_bytes, sizes.global_batch_size
+        if not each:
+            return None
+        each *= 2 if options.precision == "f64" else 1
+        formula = (
+            f"3 x {samples} samples x {each} B: of the whole batch, as sent, and their"
+            " gradients; without what batch_loss() computes of them"
+        )
+        return MemoryTerm("features", 3 * samples * each, formula)
+
+
+FEATURE = WholeBatch()
