@@ -42,11 +42,11 @@ def flops_of_step(made: Plan, *, layers: int, width: int) -> dict[str, float]:
 
     The plan's own count is the first; nan where the plan has none.
     """
-    tokens = made.batch.global_batch_size * made.tokens_per_sample
-    causal = made.flops_per_step or math.nan
+    tokens = made.batch.global_batch_size * made.data.tokens_per_sample
+    causal = made.flops.flops_per_step or math.nan
     return {
         "mfu": causal,
-        "mfu_12lt": causal + 6.0 * layers * width * made.tokens_per_sample * tokens,
+        "mfu_12lt": causal + 6.0 * layers * width * made.data.tokens_per_sample * tokens,
     }
 
 
@@ -68,11 +68,11 @@ def about_of(setting: Setting) -> dict[str, Any]:
         "micro": made.batch.micro_batch_size,
         "rounds": made.batch.accumulation_steps,
         "steps": setting.steps,
-        "tokens_per_step": made.batch.global_batch_size * made.tokens_per_sample,
+        "tokens_per_step": made.batch.global_batch_size * made.data.tokens_per_sample,
         "precision": made.compute.precision,
         "flops_per_step": flops_of_step(made, layers=layers, width=fields["hidden_size"]),
         "flops_formulas": _FORMULAS,
-        "peak_flops": made.peak_flops,
+        "peak_flops": made.flops.peak_flops,
         "ceiling_flops": None,
         "memory_estimate_bytes": made.memory_estimate,
     }

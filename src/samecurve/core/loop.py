@@ -135,10 +135,10 @@ def _finish(
     """Test what was trained, if it is finished, and record how the training ended."""
     plan, counters = context.plan, logger.counters
     outcome: Outcome = "finished" if done >= plan.steps or ends_early else "stopped"
-    if outcome == "finished" and plan.test_samples:
+    if outcome == "finished" and plan.data.test_samples:
         state = _test(context, counters, state, done)
     context.heartbeat(done, "end")
-    values = {**counters.metrics, **logger.totals(), "reference": dict(plan.reference)}
+    values = {**counters.metrics, **logger.totals(), "reference": dict(plan.data.reference)}
     if ends_early and done < plan.steps:
         for hooks in context.hooks:
             values |= hooks.last_words(counters)

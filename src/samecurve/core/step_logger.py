@@ -137,13 +137,13 @@ class StepLogger:
             values["metrics"] = {
                 name: mean if math.isfinite(mean) else None for name, mean in means
             }
-        if plan.tokens_per_sample > 1:
+        if plan.data.tokens_per_sample > 1:
             values["tokens_per_second"] = metrics.weight / seconds
-        if plan.flops_per_step:
-            flops = plan.flops_per_step * samples / plan.batch.global_batch_size / seconds
+        if plan.flops.flops_per_step:
+            flops = plan.flops.flops_per_step * samples / plan.batch.global_batch_size / seconds
             values["flops_per_second"] = flops
-            if plan.peak_flops:
-                values["mfu"] = flops / plan.peak_flops
+            if plan.flops.peak_flops:
+                values["mfu"] = flops / plan.flops.peak_flops
         if metrics.scale != 1.0:
             values["scale"] = metrics.scale
         return values

@@ -307,7 +307,7 @@ class Feed(Generic[Staged]):
     @property
     def _in_buckets(self) -> bool:
         """Whether the shape of a row follows from its bucket."""
-        return bool(self._plan.buckets.get("train"))
+        return bool(self._plan.data.buckets.get("train"))
 
     @property
     def _reads_by_microbatch(self) -> bool:

@@ -44,7 +44,8 @@ def for_steps_alone(plan: Plan) -> Plan:
     every = Intervals(log=plan.every.log, evaluate=0, save=0, sample=0)
     rows = [row for row in rows_of(plan.features) if row.changes_results]
     features = {row.name: plan.features[row.name] for row in rows}
-    return replace(plan, eval_samples=0, test_samples=0, every=every, keep=0, features=features)
+    data = replace(plan.data, eval_samples=0, test_samples=0)
+    return replace(plan, data=data, every=every, keep=0, features=features)
 
 
 def make_run(home: Path, config: Config, plan: Plan) -> Run:

@@ -113,7 +113,7 @@ def _evaluate(
         own_plan = own_plan.evaluated_on("train")
     if which == "test":
         own_plan = own_plan.evaluated_on("test")
-    if which == "test" and not own_plan.test_samples:
+    if which == "test" and not own_plan.data.test_samples:
         raise UserError(
             f"{run.home} has no test data",
             "leave --on out to evaluate on what was held back; -d names other data",
@@ -147,7 +147,7 @@ def _loaded(
         for key, value in entry_of(str(document.value["task"])).plain_data().items():
             document.set(key, value, "--on")
     if data is not None:
-        reference = run.read_plan().reference
+        reference = run.read_plan().data.reference
         entry = entry_of(str(document.value["task"]))
         for key, value in entry.other_data(data, run.assets, reference).items():
             document.set(key, value, "-d")

@@ -213,7 +213,7 @@ def _finished(event: Event, plan: Plan, run: Path) -> str:
     ]
     if "loss" in values:
         loss = f"validation loss {_show_finite(values['loss'], '.4f')}"
-        entropy = plan.reference.get("unigram_entropy")
+        entropy = plan.data.reference.get("unigram_entropy")
         if entropy:
             loss += f" nats (single-token entropy of the corpus {entropy:.4f})"
         parts.append(loss)

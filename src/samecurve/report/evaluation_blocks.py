@@ -75,7 +75,7 @@ def _arrays(event: Event, record: RunRecord) -> Iterator[Block]:
 
 def _confusion(matrix: list[list[int]], record: RunRecord) -> Iterator[Block]:
     """A confusion matrix, shaded by the share of each row, and a table of the classes."""
-    names = class_names(record.plan.reference if record.plan else {}, len(matrix))
+    names = class_names(record.plan.data.reference if record.plan else {}, len(matrix))
     yield text("Rows: the label. Columns: the answer.", "quiet")
     rows = []
     for name, counts in zip(names, matrix, strict=True):

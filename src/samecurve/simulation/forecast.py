@@ -137,9 +137,8 @@ def plan_on_cluster(config: Config, facts: Facts, cluster: Cluster) -> Plan:
     """Plan for the cluster. UserError: train would refuse the config there, too."""
     planned = plan(config, cluster.machine, facts)
     peak = cluster.device.peaks.get(planned.compute.precision)
-    if not peak:
-        return replace(planned, peak_flops=None)
-    return replace(planned, peak_flops=peak * planned.layout.num_devices)
+    of_all = peak * planned.layout.num_devices if peak else None
+    return replace(planned, flops=replace(planned.flops, peak_flops=of_all))
 
 
 def compare_strategies(

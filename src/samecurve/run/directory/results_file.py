@@ -88,6 +88,6 @@ def _measured(events: Sequence[Event], kind: str, plan: Plan) -> dict[str, Any] 
     confusion = metrics.get("confusion")
     if is_confusion(confusion):
         assert isinstance(confusion, list)
-        scores = class_scores(confusion, class_names(plan.reference, len(confusion)))
+        scores = class_scores(confusion, class_names(plan.data.reference, len(confusion)))
         metrics["by_class"] = [score.to_json() for score in scores]
     return {"step": last[0].step, "epoch": last[0].step / plan.order.steps_per_epoch, **metrics}
