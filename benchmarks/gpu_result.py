@@ -43,7 +43,7 @@ def flops_of_step(made: Plan, *, layers: int, width: int) -> dict[str, float]:
     The plan's own count is the first; nan where the plan has none.
     """
     tokens = made.batch.global_batch_size * made.data.tokens_per_sample
-    causal = made.work.flops_per_step or math.nan
+    causal = made.flops.flops_per_step or math.nan
     return {
         "mfu": causal,
         "mfu_12lt": causal + 6.0 * layers * width * made.data.tokens_per_sample * tokens,
@@ -72,7 +72,7 @@ def about_of(setting: Setting) -> dict[str, Any]:
         "precision": made.compute.precision,
         "flops_per_step": flops_of_step(made, layers=layers, width=fields["hidden_size"]),
         "flops_formulas": _FORMULAS,
-        "peak_flops": made.work.peak_flops,
+        "peak_flops": made.flops.peak_flops,
         "ceiling_flops": None,
         "memory_estimate_bytes": made.memory_estimate,
     }

@@ -9,7 +9,6 @@ import difflib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are described here, where torch is imported already, and not in a process each."""
 
     def described(config: Config, cache: Path, _server: object) -> dict[str, Any]:
-        return asdict(entry_of(config.task).facts(config, cache))
+        return entry_of(config.task).facts(config, cache).to_json()
 
     monkeypatch.setattr(describe, "_in_subprocess", described)
 

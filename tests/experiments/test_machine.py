@@ -99,7 +99,7 @@ def test_it_shows_strategies_formulas_and_curves_and_draws(
         for row in rows
     )
     made = samecurve.plan(file, machine="4x8xH200", dtype="bf16")
-    assert (made.num_devices, made.work.peak_flops) == (32, 32 * 989e12)
+    assert (made.num_devices, made.flops.peak_flops) == (32, 32 * 989e12)
 
 
 def test_a_plan_that_is_refused_there_shows_what_would_not_be(

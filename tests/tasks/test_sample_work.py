@@ -229,7 +229,7 @@ def test_auto_decides_for_a_users_file_alike_on_any_devices(
     config = config_of(**wide, devices={"use": use, "threads": 1})
     chosen = plan(config, CPUS, facts_of(config))
     assert chosen.compute.exact == is_exact
-    assert chosen.work.flops_per_step
+    assert chosen.flops.flops_per_step
 
 
 @pytest.mark.parametrize(

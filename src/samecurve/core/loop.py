@@ -16,7 +16,6 @@ from typing import Any, Generic, Literal, TypeVar, overload
 from samecurve.core.evaluation import JournalMetric, Summarize, journal_value, metric_of
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.feature_list import hooks_of
-from samecurve.core.planning.facts import Held
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Checkpoint,
@@ -24,6 +23,7 @@ from samecurve.core.protocols import (
     Engine,
     Feed,
     Heartbeat,
+    Held,
     KeepPictures,
     Record,
     Requests,
@@ -248,13 +248,13 @@ def _evaluate(
     counters.metrics = {
         name: value for name, value in metrics.items() if not isinstance(value, list)
     }
-    value = metric_of(counters.metrics, plan.kept.best)
-    is_best = plan.kept.best.is_better(value, counters.best_value)
+    value = metric_of(counters.metrics, plan.best)
+    is_best = plan.best.is_better(value, counters.best_value)
     if is_best:
         counters.best_value, counters.best_step = value, step
     for hooks in context.hooks:
         hooks.after_evaluation(counters, step)
-    key = "best_loss" if plan.kept.best.metric == "loss" else "best_value"
+    key = "best_loss" if plan.best.metric == "loss" else "best_value"
     best = {key: counters.best_value, "best_step": counters.best_step}
     seconds = time.perf_counter() - began
     context.record(Event("evaluated", step, {**metrics, **best, "seconds": seconds}))
@@ -315,7 +315,7 @@ def _measure(
     plan, engine = context.plan, context.engine
     rounds = _each_with(context.feed.evaluation(which), lambda: context.heartbeat(step, "evaluate"))
     progress = plan.progress_at(max(step - 1, 0))
-    metrics = context.summarize(engine.evaluate(state, rounds, progress, plan.data.held_out(which)))
+    metrics = context.summarize(engine.evaluate(state, rounds, progress, plan.held_out(which)))
     return {name: journal_value(value) for name, value in metrics.items()}
 
 

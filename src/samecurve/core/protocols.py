@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import EvalSums, Metric, SumSpecs
 from samecurve.core.events import Activity, Event
-from samecurve.core.planning.facts import Facts, Held
+from samecurve.core.planning.facts import Facts
 
 State = TypeVar("State", default=Any)  # model and optimizer, as an engine holds them
 Staged = TypeVar("Staged", default=Any)  # rounds, as an engine's stage() made them
@@ -144,6 +144,9 @@ class Part(NamedTuple):
 
 
 WHOLE = Part(0, 1)
+
+
+Held = Literal["eval", "test"]  # held-out data: the run looks at it, or only its end does
 
 
 class StoredArrays(Protocol):

@@ -139,11 +139,11 @@ class StepLogger:
             }
         if plan.data.tokens_per_sample > 1:
             values["tokens_per_second"] = metrics.weight / seconds
-        if plan.work.flops_per_step:
-            flops = plan.work.flops_per_step * samples / plan.batch.global_batch_size / seconds
+        if plan.flops.flops_per_step:
+            flops = plan.flops.flops_per_step * samples / plan.batch.global_batch_size / seconds
             values["flops_per_second"] = flops
-            if plan.work.peak_flops:
-                values["mfu"] = flops / plan.work.peak_flops
+            if plan.flops.peak_flops:
+                values["mfu"] = flops / plan.flops.peak_flops
         if metrics.scale != 1.0:
             values["scale"] = metrics.scale
         return values

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.planning.facts import Held
-from samecurve.core.protocols import RowReader, Source, Task
+from samecurve.core.protocols import Held, RowReader, Source, Task
 
 _SORTED = 1 << 20  # numbers at most of an array whose most frequent number is looked for
 IGNORED = -100  # the label of a place that has no next token

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids, by_length
 from samecurve.core.determinism.microbatches import Assignment, count_microbatches
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
-from samecurve.core.planning.facts import Held
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     Arrays,
     Batch,
+    Held,
     MicroBatch,
     Round,
     RowReader,
@@ -113,7 +113,7 @@ class Feed(Generic[Staged]):
         if self._sources[source] is None:
             return
         keys = partial(RowKeys, self._plan.fixed.seed, HELD_OUT, 0)
-        for first, last in self._plan.data.held_out_parts(which):
+        for first, last in self._plan.held_out_parts(which):
             ids = np.arange(first, last)
             shares = [
                 DeviceShare(assignment, self._read_in_turn(source, ids, assignment.spans))

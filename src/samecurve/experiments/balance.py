@@ -180,7 +180,7 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         config.task,
         config.engine,
         config.model.model_dump(mode="json"),
-        asdict(facts.having(largest_tried=None, speeds=None)),
+        facts.having(largest_tried=None, speeds=None).to_json(),
     ]
     devices = [
         [device.kind, device.index, device.name, device.driver] for device in plan.layout.devices

@@ -45,8 +45,7 @@ def for_steps_alone(plan: Plan) -> Plan:
     rows = [row for row in rows_of(plan.features) if row.changes_results]
     features = {row.name: plan.features[row.name] for row in rows}
     data = replace(plan.data, eval_samples=0, test_samples=0)
-    kept = replace(plan.kept, keep=0)
-    return replace(plan, data=data, every=every, kept=kept, features=features)
+    return replace(plan, data=data, every=every, keep=0, features=features)
 
 
 def make_run(home: Path, config: Config, plan: Plan) -> Run:

@@ -6,7 +6,7 @@ The run's own plan and engine are restored and evaluated once, in a directory th
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,15 +109,17 @@ def _evaluate(
     run = saved.run
     for note in saved.notes:
         say(f"warn   {note}")
-    if which != "held-out":
-        own_plan = replace(own_plan, data=own_plan.data.evaluated_on(which))
+    if which == "train":
+        own_plan = own_plan.evaluated_on("train")
+    if which == "test":
+        own_plan = own_plan.evaluated_on("test")
     if which == "test" and not own_plan.data.test_samples:
         raise UserError(
             f"{run.home} has no test data",
             "leave --on out to evaluate on what was held back; -d names other data",
             "--on",
         )
-    if not own_plan.data.eval_samples:
+    if not own_plan.eval_samples:
         raise UserError(
             f"{run.home} holds no data back to evaluate on",
             "--on train evaluates on what it was trained on; -d names other data",
@@ -134,7 +136,7 @@ def _evaluate(
         raise RunError("the evaluation was stopped")
     values = dict(evaluated[-1].values)
     seconds = values.pop("seconds")
-    return Evaluated(saved.step, own_plan.data.eval_samples, values, own_plan, seconds)
+    return Evaluated(saved.step, own_plan.eval_samples, values, own_plan, seconds)
 
 
 def _loaded(

@@ -40,11 +40,11 @@ def table(
             [Column("term"), Column("bytes", right=True), Column("formula")], memory, titles=False
         ),
     ]
-    if plan.work.flops_per_step:
+    if plan.flops.flops_per_step:
         peak = "the devices' peak is not on file, so TFLOP/s are shown instead of MFU"
-        if plan.work.peak_flops:
-            peak = f"peak {show_count(plan.work.peak_flops)}FLOP/s"
-        flops = f"{show_count(plan.work.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
+        if plan.flops.peak_flops:
+            peak = f"peak {show_count(plan.flops.peak_flops)}FLOP/s"
+        flops = f"{show_count(plan.flops.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
         lines += ["", f"compute     {flops}; {peak}"]
     assigned = [[key, origins.get(key, "default"), _plain(value)] for key, value in values.items()]
     config = table_text([Column("config key"), Column("from"), Column("value")], assigned)

@@ -85,13 +85,13 @@ def most_checkpoints(plan: Plan) -> int:
     A new checkpoint is published before an older one is removed.
     """
     if plan.every.save_seconds:
-        return (plan.kept.keep or 1) + 1
+        return (plan.keep or 1) + 1
     gaps = [plan.every.save] if plan.every.save else []
     evaluates = bool(plan.data.eval_samples and plan.every.evaluate)
     if gaps and evaluates:  # an evaluation that is better than all before is saved too
         gaps.append(plan.every.evaluate)
     saves = 1 + sum(plan.steps // gap for gap in gaps)
-    return min(plan.kept.keep + evaluates + 1, saves) if plan.kept.keep else saves
+    return min(plan.keep + evaluates + 1, saves) if plan.keep else saves
 
 
 def without_room_for_saves(run: Run, size: int, plan: Plan) -> tuple[Plan, str | None]:

@@ -137,8 +137,8 @@ def plan_on_cluster(config: Config, facts: Facts, cluster: Cluster) -> Plan:
     """Plan for the cluster. UserError: train would refuse the config there, too."""
     planned = plan(config, cluster.machine, facts)
     peak = cluster.device.peaks.get(planned.compute.precision)
-    peak_flops = peak * planned.layout.num_devices if peak else None
-    return replace(planned, work=replace(planned.work, peak_flops=peak_flops))
+    of_all = peak * planned.layout.num_devices if peak else None
+    return replace(planned, flops=replace(planned.flops, peak_flops=of_all))
 
 
 def compare_strategies(

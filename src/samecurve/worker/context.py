@@ -90,8 +90,8 @@ def checkpoint_store(
     publisher = None
     if journal:
         publisher = Publisher(
-            keep=plan.kept.keep,
-            best=plan.kept.best,
+            keep=plan.keep,
+            best=plan.best,
             meta=meta,
             before=journal.sync,
             published=published,

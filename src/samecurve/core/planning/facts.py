@@ -5,14 +5,11 @@ They are obtained without allocating the model, in a subprocess (run/describe.py
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.feature_list import fact_keys, split_facts
 from samecurve.core.planning.machine import Machine
-
-Held = Literal["eval", "test"]  # held-out data: the run looks at it, or only its end does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +56,6 @@ class DataFacts:
     test_samples: int = 0  # of test data, by which nothing is chosen, measured once at the end
     # samples of each bucket, of the data "train", "eval" and "test" whose rows lie in buckets
     buckets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-
-    def held_out(self, which: Held) -> int:
-        """Samples of the test data or of the evaluation data."""
-        return self.test_samples if which == "test" else self.eval_samples
-
-    def held_out_parts(self, which: Held) -> list[tuple[int, int]]:
-        """The intervals of ids [first, last) whose rows have one shape: one for each bucket."""
-        samples = self.held_out(which)
-        sizes = (samples and self.buckets.get(which)) or (samples,)
-        bounds = [0, *accumulate(sizes)]
-        return list(pairwise(bounds))
-
-    def evaluated_on(self, which: Literal["train", "test"]) -> "DataFacts":
-        """Other data in place of the held-out."""
-        samples = self.samples if which == "train" else self.test_samples
-        buckets = {**self.buckets, "eval": self.buckets.get(which, ())}
-        return replace(self, eval_samples=samples, buckets=buckets)
 
 
 @dataclass(frozen=True, kw_only=True)

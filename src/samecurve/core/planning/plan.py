@@ -5,12 +5,14 @@ planner.py decides. A plan is written to plan.json, whose keys are public.
 
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 from samecurve.core.config.section import MOST_STEPS, MetricGoal
 from samecurve.core.determinism.data_order import Order
+from samecurve.core.determinism.step_arithmetic import nominal_weight
 from samecurve.core.feature_list import listed, listed_and_installed, listed_with, rows_of
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
@@ -19,7 +21,7 @@ from samecurve.core.planning.fixed import Fixed, as_mapping, make_order, parse_d
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryTerm
 from samecurve.core.planning.schedule import Intervals, Schedule
-from samecurve.core.protocols import Counters, Progress
+from samecurve.core.protocols import Counters, Held, Progress
 from samecurve.core.strategies import STRATEGIES
 from samecurve.units import counted
 
@@ -47,6 +49,7 @@ _NAMES = {  # of the fields whose keys are older than their names
 }
 # of older plans: whether masks followed the device; microbatches that a rank computed side by side
 _OLDER = {"reseeded", "lanes"}
+_DERIVED = ("nominal_weight", "accumulation_steps")  # from other values of a plan
 # what is done between steps, by the names that Intervals has for it
 _ACTIONS = ("evaluate", "sample", "save", "hash")
 
@@ -71,19 +74,11 @@ class StepMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptCheckpoints:
-    """Which checkpoints stay: the last ones, and the best."""
-
-    keep: int
-    best: MetricGoal = MetricGoal()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """The work of a step, and what all devices do in a second."""
+class Flops:
+    """Floating-point operations."""
 
     flops_per_step: float | None  # None: not known
-    peak_flops: float | None  # None: not on file
+    peak_flops: float | None  # of all devices, a second; None: not on file
 
 
 # parts of a plan that have no key themselves: their fields stand beside those of the plan
@@ -92,8 +87,7 @@ _SECTIONS = {
     "batch": BatchSplit,
     "compute": Compute,
     "data": DataFacts,
-    "kept": KeptCheckpoints,
-    "work": Work,
+    "flops": Flops,
 }
 
 
@@ -109,12 +103,12 @@ class Plan:
     reasons: Mapping[str, str]
     warnings: tuple[str, ...]
     fixed: Fixed
-    steps: int
     data: DataFacts
-    nominal_weight: float  # core/determinism/step_arithmetic.py
+    steps: int
     every: Intervals
-    kept: KeptCheckpoints
-    work: Work
+    keep: int
+    flops: Flops
+    best: MetricGoal = MetricGoal()
     # what the run has of each feature, by its name, in their order (core/feature_list.py)
     features: Mapping[str, Any] = field(default_factory=dict)
 
@@ -126,6 +120,14 @@ class Plan:
         )
 
     # names that users read (docs/python.md); our own code asks the sections
+
+    @property
+    def samples(self) -> int:
+        return self.data.samples
+
+    @property
+    def eval_samples(self) -> int:
+        return self.data.eval_samples
 
     @property
     def num_devices(self) -> int:
@@ -159,9 +161,13 @@ class Plan:
         return sum(term.bytes for term in self.memory if term.name != "process" or on_cpu)
 
     @cached_property
+    def nominal_weight(self) -> float:
+        return nominal_weight(self.batch.global_batch_size, self.data.tokens_per_sample)
+
+    @cached_property
     def order(self) -> Order:
-        data = self.data
-        return make_order(data.samples, data.buckets, self.batch.global_batch_size, self.fixed)
+        data, batch = self.data, self.batch.global_batch_size
+        return make_order(data.samples, data.buckets, batch, self.fixed)
 
     def lr_at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The learning rate of a step.
@@ -173,6 +179,24 @@ class Plan:
     def progress_at(self, step: int) -> Progress:
         """step: counted from 0"""
         return Progress(step, self.order.epoch_of(step))
+
+    def held_out(self, which: Held) -> int:
+        """Samples of the test data or of the evaluation data."""
+        return self.data.test_samples if which == "test" else self.data.eval_samples
+
+    def evaluated_on(self, which: Literal["train", "test"]) -> "Plan":
+        """The plan of an evaluation on other data in place of the held-out."""
+        data = self.data
+        samples = data.samples if which == "train" else data.test_samples
+        buckets = {**data.buckets, "eval": data.buckets.get(which, ())}
+        return replace(self, data=replace(data, eval_samples=samples, buckets=buckets))
+
+    def held_out_parts(self, which: Held) -> list[tuple[int, int]]:
+        """The intervals of ids [first, last) whose rows have one shape: one for each bucket."""
+        samples = self.held_out(which)
+        sizes = (samples and self.data.buckets.get(which)) or (samples,)
+        bounds = [0, *accumulate(sizes)]
+        return list(pairwise(bounds))
 
     def actions_at_end(self) -> set[str]:
         return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}
@@ -186,7 +210,7 @@ class Plan:
     def goals(self) -> list[MetricGoal]:
         """The metrics that an evaluation must give."""
         own = [goal for feature, value in self._features_on() for goal in feature.goals(value)]
-        return [self.kept.best, *own]
+        return [self.best, *own]
 
     def ends_early(self, counters: Counters) -> bool:
         """Whether a feature ends a run that has these counters."""
@@ -220,7 +244,8 @@ class Plan:
         values = asdict(self)
         for section in _SECTIONS:
             values |= values.pop(section)
-        values["accumulation_steps"] = self.batch.accumulation_steps  # follows from the others
+        # these follow from the others
+        values |= {name: getattr(self, name) for name in _DERIVED}
         values["fixed"] = self.fixed.to_json()
         names = _names_by_key()
         written = {key: values[name] for key, name in names.items() if name in values}
@@ -244,7 +269,8 @@ class Plan:
         if not isinstance(devices, list | tuple) or not devices:
             raise ValueError("there are no devices")
         values = {names_by_key[key]: on_disk[key] for key in on_disk.keys() - _OLDER}
-        values.pop("accumulation_steps", None)
+        for name in _DERIVED:
+            values.pop(name, None)
         values["num_devices"] = len(devices)
         for section, kind in _SECTIONS.items():
             names = {field.name for field in fields(kind)} & values.keys()
@@ -298,7 +324,8 @@ def _names_by_key() -> dict[str, str]:
     """The field, of the plan or of a section, that each key of plan.json stands for."""
     ordered = [_NAMES.get(key, key) for key in _ORDER.split()]
     kinds = (Plan, *_SECTIONS.values())
-    names = dict.fromkeys([*ordered, *(field.name for kind in kinds for field in fields(kind))])
+    held = [field.name for kind in kinds for field in fields(kind)]
+    names = dict.fromkeys([*ordered, *held])
     keys = {name: key for key, name in _NAMES.items()}
     # num_devices: as many as there are devices; features have keys of their own
     unwritten = {*_SECTIONS, "num_devices", "features"}

@@ -9,7 +9,7 @@ from typing import Any
 
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.step_arithmetic import nominal_weight
+from samecurve.core.determinism.data_order import Order
 from samecurve.core.feature_list import wanted
 from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
@@ -60,8 +60,9 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.optimizer import check_engine_has, say_optimizer
-from samecurve.core.planning.plan import KeptCheckpoints, Plan, StepMemory, Work
+from samecurve.core.planning.plan import Flops, Plan, StepMemory
 from samecurve.core.planning.schedule import (
+    Schedule,
     choose_intervals,
     choose_schedule,
 )
@@ -109,46 +110,41 @@ class _Planning:
 
     def plan(self) -> Plan:
         """Decide, in the order in which decisions follow from each other."""
-        config, facts, log, train = self.config, self.facts, self.log, self.config.train
+        facts, log, train = self.facts, self.log, self.config.train
         precision, options = self._numbers()
         step = self._step(options, precision)
         layout, split = step.layout, step.split
         threads = self._threads(layout)
-        fused = self._fused_attention(layout, precision.value)
+        compute = choose_compute(
+            train,
+            facts,
+            precision=precision.value,
+            threads=threads,
+            fused_attention=self._fused_attention(layout, precision.value),
+        )
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.data.samples, facts.data.buckets, split.global_batch_size, fixed)
-        lr, by_task = config.optimizer.lr, facts.updates.schedule
-        schedule = log.take(
-            choose_schedule(
-                config.schedule, train.steps, config.batch, order, lr=lr, by_task=by_task
-            )
-        )
+        schedule = self._schedule(order)
         self._explain_training(layout, split, precision)
         features = self._features(layout, split, precision.value)
         self._explain_choices(step, options, threads)
         self._warn(layout, split, step.terms, fixed)
-        flops = facts.flops_per_sample
         return Plan(
             layout=layout,
             batch=split,
             schedule=schedule,
             memory=step.terms,
-            compute=choose_compute(
-                train, facts, precision=precision.value, threads=threads, fused_attention=fused
-            ),
+            compute=compute,
             reasons=log.reasons,
             warnings=tuple(log.warnings),
             fixed=fixed,
-            steps=schedule.steps,
             data=facts.data,
-            nominal_weight=nominal_weight(split.global_batch_size, facts.data.tokens_per_sample),
+            steps=schedule.steps,
             every=log.take(choose_intervals(train, order)),
-            kept=KeptCheckpoints(keep=train.keep, best=train.goal),
+            keep=train.keep,
+            best=train.goal,
+            flops=count_flops(facts, split, layout, precision.value),
             features=features,
-            work=Work(
-                flops_per_step=flops * split.global_batch_size if flops else None,
-                peak_flops=peak_flops(layout.devices, precision.value),
-            ),
         )
 
     def _numbers(self) -> tuple[Decision[Precision], MemoryOptions]:
@@ -278,6 +274,15 @@ class _Planning:
 
         return self.log.take(choose_exact_threads(section.threads, machine, self.fixed))
 
+    def _schedule(self, order: Order) -> Schedule:
+        """The learning rate of each step."""
+        config, by_task = self.config, self.facts.updates.schedule
+        steps, lr = config.train.steps, config.optimizer.lr
+        chosen = choose_schedule(
+            config.schedule, steps, config.batch, order, lr=lr, by_task=by_task
+        )
+        return self.log.take(chosen)
+
     def _features(self, layout: Layout, split: BatchSplit, precision: Precision) -> dict[str, Any]:
         """What the run has of each feature that the config names or the task brings."""
         rows = wanted(self.config, self.facts.features)
@@ -382,6 +387,15 @@ class _Planning:
                 f"this run began with {fixed.computed_on}; from here its bits are those of"
                 f" {layout.computed_on}"
             )
+
+
+def count_flops(facts: Facts, split: BatchSplit, layout: Layout, precision: Precision) -> Flops:
+    """The operations of a step, and the peak of the devices."""
+    each = facts.flops_per_sample
+    return Flops(
+        flops_per_step=each * split.global_batch_size if each else None,
+        peak_flops=peak_flops(layout.devices, precision),
+    )
 
 
 def even_split(

@@ -116,8 +116,8 @@ def _measured(profile: Profile, base: Profile) -> dict[str, Any]:
     speedup = samples_per_second / measured_json(base)["samples_per_second"]
     tokens = plan.data.tokens_per_sample
     flops = None
-    if plan.work.flops_per_step:
-        flops = plan.work.flops_per_step / plan.batch.global_batch_size * samples_per_second
+    if plan.flops.flops_per_step:
+        flops = plan.flops.flops_per_step / plan.batch.global_batch_size * samples_per_second
     return {
         **values,
         "seconds_per_step": values["seconds"]["median"],
@@ -127,8 +127,8 @@ def _measured(profile: Profile, base: Profile) -> dict[str, Any]:
         "shares": _shares(values["parts"]),
         "flops_per_second": flops,
         "flops_per_second_per_device": flops / plan.layout.num_devices if flops else None,
-        "peak_flops": plan.work.peak_flops,
-        "mfu": flops / plan.work.peak_flops if flops and plan.work.peak_flops else None,
+        "peak_flops": plan.flops.peak_flops,
+        "mfu": flops / plan.flops.peak_flops if flops and plan.flops.peak_flops else None,
         "memory_bytes_by_device": profile.peaks,
         "memory_bytes": max(profile.peaks),
         "memory_estimate_bytes": plan.memory_estimate,

@@ -27,7 +27,7 @@ def as_json(bench: Bench, rows: Sequence[Row]) -> dict[str, Any]:
 def _about(bench: Bench) -> dict[str, Any]:
     """The content of bench.json without what was measured."""
     first = bench.plans[0]
-    flops, peak = first.work.flops_per_step, first.work.peak_flops
+    flops, peak = first.flops.flops_per_step, first.flops.peak_flops
     return {
         "config": bench.name,
         "time": bench.time,
@@ -189,16 +189,16 @@ def _shared_memory(measured: Sequence[Row]) -> str:
 
 def _flops_note(bench: Bench) -> str:
     plan = bench.plans[0]
-    if not plan.work.flops_per_step:
+    if not plan.flops.flops_per_step:
         return "flops  neither MFU nor TFLOP/s: the work of a sample is not known"
     work = (
-        f"{show_count(plan.work.flops_per_step / plan.batch.global_batch_size)}FLOP a sample"
+        f"{show_count(plan.flops.flops_per_step / plan.batch.global_batch_size)}FLOP a sample"
         f" ({bench.formulas.get('flops', 'as the task says')})"
     )
     device = plan.layout.devices[0].name
-    if not plan.work.peak_flops:
+    if not plan.flops.peak_flops:
         return f"flops  samples a second x {work}; no MFU: the peak of {device} is not on file"
-    peak = show_count(plan.work.peak_flops / plan.layout.num_devices)
+    peak = show_count(plan.flops.peak_flops / plan.layout.num_devices)
     return (
         f"MFU    samples a second x {work} / peak; peak: {peak}FLOP/s a device, dense"
         f" {plan.compute.precision} of the {device}'s data sheet"

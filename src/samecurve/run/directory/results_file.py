@@ -72,7 +72,7 @@ def _best(events: Sequence[Event], plan: Plan) -> dict[str, Any] | None:
     step = values["best_step"]
     value = values.get("best_loss", values.get("best_value"))
     return {
-        "metric": plan.kept.best.metric,
+        "metric": plan.best.metric,
         "value": value,
         "step": step,
         "epoch": step / plan.order.steps_per_epoch,

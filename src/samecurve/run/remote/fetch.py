@@ -94,7 +94,7 @@ def fetch_checkpoint(stored: StoredRun, into: Path, only: list[str] | None = Non
 def best_name(stored: StoredRun, plan: Plan, scratch: Path) -> str | None:
     """The name of the checkpoint in the store whose evaluation was the best; None: none was."""
     paths = read_manifests(stored.place, stored.checkpoint_names(), scratch)
-    return next((path.name for path in best_first(paths, plan.kept.best)), None)
+    return next((path.name for path in best_first(paths, plan.best)), None)
 
 
 def _fetch(stored: StoredRun, name: str, into: Path) -> None:

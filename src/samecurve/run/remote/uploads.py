@@ -69,8 +69,8 @@ class Checkpoints:
         """Checkpoints that the store lacks: the newest, the best of all, then others to keep."""
         here = {path.name: path for path in checkpoints(self._run.checkpoints) if _hash(path)}
         there = [self._shadow / name for name in self._whole if name not in here]
-        best = best_first([*here.values(), *there], self._plan.kept.best)[:1]
-        kept = sorted({*here, *self._whole}, reverse=True)[: self._plan.kept.keep or None]
+        best = best_first([*here.values(), *there], self._plan.best)[:1]
+        kept = sorted({*here, *self._whole}, reverse=True)[: self._plan.keep or None]
         wanted = [*kept[:1], *(path.name for path in best), *kept]
         return [
             here[name]
@@ -107,11 +107,11 @@ class Checkpoints:
 
     def prune(self) -> None:
         """Remove old checkpoints from the store by the rule of the run directory."""
-        keep = self._plan.kept.keep
+        keep = self._plan.keep
         if not keep:
             return
         paths = [self._shadow / name for name in sorted(self._whole, reverse=True)]
-        best = best_first(paths, self._plan.kept.best)[:1]
+        best = best_first(paths, self._plan.best)[:1]
         for path in paths[keep:]:
             if path not in best:
                 self._remove(path.name)

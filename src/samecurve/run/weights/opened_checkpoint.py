@@ -152,7 +152,7 @@ def best_checkpoint(path: Path, where: str = "RUN") -> Path:
             "the run's directory; or leave --best (best=True) out to name one checkpoint",
             where,
         )
-    for checkpoint in best_first(checkpoints(run.checkpoints), run.read_plan().kept.best):
+    for checkpoint in best_first(checkpoints(run.checkpoints), run.read_plan().best):
         try:
             verify(checkpoint)
             return checkpoint

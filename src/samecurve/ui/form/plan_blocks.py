@@ -58,8 +58,8 @@ def _memory_bars(plan: Plan) -> Block:
 
 def _notes(plan: Plan, formulas: Mapping[str, str]) -> Iterator[Block]:
     lines = [line for name in _NOTES for line in plan.reasons.get(name, "").splitlines()]
-    if plan.work.flops_per_step:
-        count = show_count(plan.work.flops_per_step)
+    if plan.flops.flops_per_step:
+        count = show_count(plan.flops.flops_per_step)
         lines.append(f"{count}FLOP a step: {formulas.get('flops', '')}")
     if lines:
         yield details("Notes on model and data", [text(line, "quiet") for line in lines])
