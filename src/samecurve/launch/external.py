@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from samecurve.launch.agent_words import (
     judge,
 )
 from samecurve.launch.last_line import repeat_after_torchrun
-from samecurve.launch.launchers import rank_command, read_report
+from samecurve.launch.launchers import rank_call, read_report
 from samecurve.launch.local import is_refusal, with_mirror
 from samecurve.launch.monitors import done_line, mirrored, tracked, watched
 from samecurve.launch.network import interface_towards, resolve, use_interface
@@ -34,10 +33,12 @@ from samecurve.launch.prepare_external import prepare_external, take_back
 from samecurve.launch.rank_agreement import check_ranks_agree, cores_of_host, report_config
 from samecurve.launch.shared_directory import answer_shared, check_shared
 from samecurve.launch.signals import Signals, kill_children, stopping
-from samecurve.launch.supervisor import OrphanGuard, RankGroup
+from samecurve.launch.supervisor import RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
 from samecurve.probe import oom_kills, oom_kills_since
+from samecurve.processes import how_ended, start
+from samecurve.processes.guard import OrphanGuard
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import STOP_SIGNAL, Requests, ask
 from samecurve.run.directory.run_directory import Run
@@ -48,7 +49,6 @@ from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.worker.cluster_env import (
-    LAUNCHER,
     is_first,
     is_first_of_host,
 )
@@ -278,11 +278,12 @@ def _run_child(attempt: Attempt, rank: Rank) -> tuple[int, Sequence[int]]:
     Returns the child's exit code, negative for a signal that ended it, and the signals that asked
     for a stop.
     """
-    command = rank_command(attempt, {**os.environ, LAUNCHER: str(os.getpid())})
     run = Run(Path(attempt.run))
     with OrphanGuard() as guard:
         group = RankGroup(
-            [command], guard=guard, read_report=lambda _: read_report(run, rank.index)
+            [partial(start, rank_call(attempt))],
+            guard=guard,
+            read_report=lambda _: read_report(run, rank.index),
         )
 
         def stop() -> None:
@@ -311,10 +312,9 @@ def _follow_in_child(attempt: Attempt, rank: Rank, store: "Store") -> int:
     run = Run(Path(attempt.run))
     if code < 128:
         log = run.logs / f"rank-{rank.index}.log"
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         echo(
-            f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says"
-            f" why; {log} has more",
+            f"error: rank {rank.index} left with {how_ended(code)}\n"
+            f"  remedy: the first host's terminal says why; {log} has more",
             err=True,
         )
     return code_after(START_AGAIN if code < 0 else code, run, attempt, store)

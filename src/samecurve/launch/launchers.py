@@ -4,63 +4,34 @@
 start and end them, in a thread beside this one. Each returns why the ranks failed, or None.
 """
 
-import os
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 
-from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
 from samecurve.errors import Interrupted, RunError, SamecurveError
 from samecurve.launch.script.placement import hold_port
 from samecurve.launch.supervisor import (
     GroupEnd,
-    OrphanGuard,
-    RankCommand,
     RankGroup,
-    RankProcess,
     RankReport,
 )
 from samecurve.probe import oom_kills, oom_kills_since
+from samecurve.processes import Call, ForkServer, child_environment, start
+from samecurve.processes.guard import OrphanGuard
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import Call, ForkServer
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import OFTEN, HangWatch
 from samecurve.worker.cluster_env import local_environment
-from samecurve.worker.rank_main import main
 
 # the first rank serves the rendezvous, also where this process has got another's from torch's agent
 _OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 _GRACE = 10.0  # seconds in which torch's ranks leave by themselves after one has failed
-
-
-@dataclass(frozen=True)
-class ForkedRank:
-    """A rank forked from a process that has imported the engine, or started where that can't be."""
-
-    command: RankCommand
-    attempt: Attempt
-    server: ForkServer
-
-    def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
-        """pipes: False, since our ranks write their logs themselves."""
-        assert stdin == subprocess.DEVNULL
-        assert not pipes
-        call = Call(
-            f"{main.__module__}:{main.__name__}",
-            (self.attempt.to_json(),),
-            self.command.environment,
-            new_session=True,
-        )
-        with open(os.devnull, "rb") as nothing:
-            process = self.server.fork(call, (nothing.fileno(), 1, 2))
-        return process or self.command.start(stdin=stdin, pipes=pipes)
 
 
 def direct(
@@ -76,29 +47,23 @@ def direct(
     The first rank serves the rendezvous. gives_up: whether the ranks are to be ended, since the
     run was stopped and they have not met
     """
-    start = _Start(prepared, limit)
+    ranks = _Ranks(prepared, limit)
     world_size = prepared.plan.layout.world_size
     try:
         with OrphanGuard() as guard, hold_port(port) as held_port:
-            commands = [
-                rank_command(
-                    prepared.attempt,
-                    child_environment(
-                        **(_OWN_STORE | local_environment(rank, world_size, held_port))
-                    ),
-                )
+            variables = [
+                _OWN_STORE | local_environment(rank, world_size, held_port)
                 for rank in range(world_size)
             ]
+            calls = [rank_call(prepared.attempt, **of_rank) for of_rank in variables]
             group = RankGroup(
-                [ForkedRank(each, prepared.attempt, server) for each in commands]
-                if server
-                else commands,
+                [partial(start, call, server=server) for call in calls],
                 guard=guard,
                 read_report=lambda rank: read_report(prepared.run, rank),
             )
 
             def look(_: Mapping[int, int]) -> None:
-                if not group.has_failed and (gives_up() or start.find_hang()):
+                if not group.has_failed and (gives_up() or ranks.find_hang()):
                     group.kill()
 
             try:
@@ -107,8 +72,8 @@ def direct(
             finally:
                 group.clear()
     except Exception as error:
-        return start.explain_error(error)
-    return start.explain_end(group.end)
+        return ranks.explain_error(error)
+    return ranks.explain_end(group.end)
 
 
 def elastic(
@@ -143,7 +108,7 @@ def elastic(
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(str(logs)),  # in TMPDIR a kill would leave them
         )
-        program, *arguments = rank_command(prepared.attempt, os.environ).arguments
+        program, *arguments = rank_call(prepared.attempt).command
         try:
             elastic_launch(config, program)(*arguments)
         except ChildFailedError as error:
@@ -156,10 +121,15 @@ def elastic(
         shutil.rmtree(logs, ignore_errors=True)
 
 
-def rank_command(attempt: Attempt, environment: Mapping[str, str]) -> RankCommand:
-    """The command of a rank as a process of its own. environment: says which rank it is."""
-    arguments = python_module("samecurve.worker.rank_main", attempt.to_json(), unbuffered=True)
-    return RankCommand(arguments, environment)
+def rank_call(attempt: Attempt, **variables: str) -> Call:
+    """The call of a rank as a process of its own. variables: say which rank it is."""
+    return Call(
+        "samecurve.worker.rank_main",
+        (attempt.to_json(),),
+        environment=child_environment(**variables),
+        new_session=True,
+        unbuffered=True,
+    )
 
 
 def read_report(run: Run, rank: int) -> RankReport | None:
@@ -168,7 +138,7 @@ def read_report(run: Run, rank: int) -> RankReport | None:
     return RankReport(note.exit_code, note.time) if note else None
 
 
-class _Start:
+class _Ranks:
     """Watches ranks that run as processes, and explains how they ended."""
 
     def __init__(self, prepared: PreparedRun, limit: HangLimit) -> None:
@@ -214,7 +184,7 @@ def _run_beside(
     gives_up: Callable[[], bool],
 ) -> SamecurveError | None:
     """Call run() in a thread, so that this thread keeps the signals and watches the ranks."""
-    start = _Start(prepared, limit)
+    ranks = _Ranks(prepared, limit)
     ends: list[GroupEnd] = []
     errors: list[BaseException] = []
 
@@ -232,16 +202,16 @@ def _run_beside(
             thread.join(OFTEN)
             if failed_at is None:
                 if gives_up():
-                    start.watch.kill()
-                start.find_hang()
+                    ranks.watch.kill()
+                ranks.find_hang()
                 if any(prepared.run.logs.glob("failure-*.json")):
                     failed_at = time.monotonic()
             elif time.monotonic() - failed_at > _GRACE:
-                start.watch.kill()  # stopped, or in a collective that will never end
+                ranks.watch.kill()  # stopped, or in a collective that will never end
     except Interrupted:
-        start.watch.kill()
+        ranks.watch.kill()
         raise
-    return start.explain_error(errors[0]) if errors else start.explain_end(ends[0])
+    return ranks.explain_error(errors[0]) if errors else ranks.explain_end(ends[0])
 
 
 # devices.launcher -> its function; `spawn` is an older spelling

@@ -20,13 +20,12 @@ from samecurve.errors import SamecurveError, UserError, is_ctrl_c, not_hiding
 from samecurve.launch.monitors import Mirrored, mirrored, tracked, watched
 from samecurve.launch.signals import Signals, children_ended, kill_children, stopping
 from samecurve.observe.console import View, make_view, show_journal
+from samecurve.processes import ForkServer
 from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch import HangLimit, have_met, num_waiting
-from samecurve.worker.cluster_env import LAUNCHER
 
 if TYPE_CHECKING:
     from samecurve.launch.restarts import RestartBudget
@@ -273,7 +272,6 @@ def _environment(plan: Plan) -> Iterator[None]:
 
         wanted = gpu_settings(find_gpus(os.environ).vendor)
         added |= without_user_settings(wanted, os.environ)
-    added[LAUNCHER] = str(os.getpid())
     os.environ.update(added)
     try:
         yield

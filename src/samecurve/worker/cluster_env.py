@@ -12,7 +12,6 @@ from samecurve.errors import UserError
 if TYPE_CHECKING:  # neither torch nor numpy is imported for a config error
     from samecurve.core.protocols import Rank
 
-LAUNCHER = "SAMECURVE_LAUNCHER"  # the process id of the launcher of our own ranks
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = (
     "SLURM_PROCID",
