@@ -2,6 +2,7 @@
 holds no word of an earlier meeting.
 """
 
+import json
 import os
 import socket
 import sys
@@ -9,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError
@@ -97,6 +98,52 @@ def wait_for_ranks(
         _say(f"all {world_size} ranks came, in {show_seconds(time.monotonic() - began)}")
 
 
+def ask_ranks(
+    store: "Store", topic: str, question: object, ranks: Sequence[int], world_size: int
+) -> dict[int, Any]:
+    """Ask ranks something, as the first one. Returns their answers by rank.
+
+    RunError: some ranks never answered.
+    """
+    store.set(topic, json.dumps(question))
+    wait_for_ranks(store, lambda index: f"{topic}/{index}", ranks, world_size)
+    texts = store.multi_get([f"{topic}/{index}" for index in ranks]) if ranks else []
+    return {index: json.loads(text) for index, text in zip(ranks, texts, strict=True)}
+
+
+def answer(store: "Store", topic: str, rank: Rank, value: object) -> None:
+    """Answer what the first rank has asked."""
+    store.set(f"{topic}/{rank.index}", json.dumps(value))
+
+
+def hear(
+    store: "Store", rank: Rank, topics: Sequence[str], patience: float = _COME
+) -> tuple[str, Any]:
+    """Wait until the first rank says something. Returns the topic and what it says.
+
+    topics: if several have been said, the first of them counts
+
+    RunError: it says nothing for so many seconds.
+    """
+    until = time.monotonic() + patience
+    while True:
+        for topic in topics:
+            if store.check([topic]):
+                return topic, json.loads(store.get(topic))
+        if time.monotonic() > until:
+            raise _first_is_missing(patience)
+        time.sleep(pace(rank.world_size))
+
+
+def _first_is_missing(patience: float) -> RunError:
+    return RunError(
+        f"the first rank did not come within {show_seconds(patience)}",
+        "its terminal or log says why",
+        "environment",
+        again=True,
+    )
+
+
 def _call(base: "Store", rank: Rank, patience: float) -> "Store":
     """Gather the other ranks, as the first one. Returns a store of this meeting alone.
 
@@ -134,12 +181,7 @@ def _answer(base: "Store", rank: Rank) -> "Store":
             if store.check([go]) and store.get(go).decode() == mine:
                 return store
         if time.monotonic() > until:
-            raise RunError(
-                f"the first rank did not come within {_COME / 60:g} minutes",
-                "its terminal or log says why",
-                "environment",
-                again=True,
-            )
+            raise _first_is_missing(_COME)
         time.sleep(pace(rank.world_size))
 
 
