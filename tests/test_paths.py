@@ -9,7 +9,7 @@ from pathlib import Path
 import samecurve
 from samecurve.cli.main import VERB_ENTRY_POINTS
 from samecurve.core.events import ACTIVITIES
-from samecurve.launch import launchers
+from samecurve.launch import ranks
 from samecurve.launch.script import bootstrap, script_attempt
 from samecurve.observe.heartbeat import read_beat
 from samecurve.processes import guard
@@ -63,7 +63,7 @@ def test_rooms_that_tracebacks_name_are_there() -> None:
 def test_processes_are_started_from_where_their_files_lie() -> None:
     """What the hang watch takes for a data worker, a rank's command, files run by their path."""
     assert data_workers.__name__ == hang_watch.DATA_WORKERS
-    assert rank_main.__name__ in launchers.rank_call(Attempt("name", "run")).command
+    assert rank_main.__name__ in ranks.rank_call(Attempt("name", "run")).command
     assert Path(guard.__file__).with_name("orphan_guard.py").is_file()
     assert Path(str(bootstrap.__file__)) == script_attempt.BOOTSTRAP
     assert Path(bootstrap.PACKAGE) == PACKAGE

@@ -173,11 +173,11 @@ def test_no_command_executes_anything_beside_or_in_a_run(tmp_path: Path, corpus:
     cpus = ("--devices", "cpu:2")
     commands = [
         ("train", "-f", config, *cpus, "--num-workers", "1", "--save-dir", "run"),
-        ("train", "-f", config, *cpus, "--launcher", "elastic", "--save-dir", "elastic"),
+        ("train", "-f", config, *cpus, "--save-dir", "other"),
         ("eval", "run"),
         ("audit", "run"),
         ("sample", "run"),
-        ("compare-runs", "run", "elastic"),
+        ("compare-runs", "run", "other"),
         ("verify", "-f", config, "--layouts", "ddp:2"),
         ("check", *cpus),
     ]

@@ -20,12 +20,12 @@ from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import START_AGAIN, SamecurveError, UserError, not_hiding
 from samecurve.launch.agent_words import code_after, end_for_good, goes_on, judge
 from samecurve.launch.last_line import repeat_after_torchrun
-from samecurve.launch.launchers import rank_call, read_report
 from samecurve.launch.local import is_refusal, with_mirror
 from samecurve.launch.monitors import done_line, mirrored, tracked, watched
 from samecurve.launch.network import interface_towards, resolve, use_interface
 from samecurve.launch.prepare_external import prepare_external, take_back
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
+from samecurve.launch.ranks import rank_call, read_report
 from samecurve.launch.shared_directory import SHARED, answer_shared, check_shared
 from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.launch.supervisor import RankGroup

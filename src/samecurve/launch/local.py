@@ -150,10 +150,9 @@ class _Launcher:
         # a lone rank that may be started again is a process of its own, too
         if self.prepared.plan.layout.is_one_process and not self._max_restarts:
             return _train_in_place(self.prepared, self._limit)
-        from samecurve.launch.launchers import LAUNCHERS
+        from samecurve.launch import ranks
 
-        start = LAUNCHERS[self._devices.launcher]
-        failure = start(
+        failure = ranks.train_by_ranks(
             self.prepared,
             self._limit,
             port=self._devices.port,

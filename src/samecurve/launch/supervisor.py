@@ -1,8 +1,8 @@
 """The supervisor of a group of ranks: it starts, watches, stops and kills their processes.
 
 `train` and `run` differ only in a rank's command and environment, and in how a rank reports its
-end. (torch's elastic agent would import torch, 2 to 5 s, and wait 30 s between SIGTERM and SIGKILL;
-launch/launchers.py still offers it.)
+end. (torch's elastic agent would import torch, 2 to 5 s, and wait 30 s between SIGTERM and
+SIGKILL.)
 
 Each rank leads a session and process group of its own, so that killing the group also kills the
 rank's children, such as data workers. Nothing outlives the launcher: the system ends a rank with it
