@@ -66,7 +66,9 @@ CASES = {
     "sample": Case("sample RUN", "samecurve.run.sample_run:_samples"),
     "export": Case("export RUN --to out", _RENAME),
     "report": Case("report RUN --to rep", "pathlib:Path.replace"),
-    "compare": Case("compare-runs RUN RUN", "samecurve.run.compare_runs:_compare_steps"),
+    "compare": Case(
+        "compare-runs RUN RUN", "samecurve.experiments.compare.compare_runs:_compare_steps"
+    ),
     "convert": Case("convert old.yaml --to new.yaml", "os:link"),
     "har": Case("data har --synthetic set", _RENAME),
     "train": Case(
