@@ -72,7 +72,6 @@ class Planner:
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
-        self._preloaded: set[str] = set()
 
     def __enter__(self) -> "Planner":
         return self
@@ -93,7 +92,11 @@ class Planner:
         """
         try:
             loaded = load(document, Tasks())
-            self._preload(entry_of(loaded.config.task).libraries)
+            libraries = (*entry_of(loaded.config.task).libraries, DESCRIBES)
+            if self._server:
+                self._server.preload(libraries)
+            else:
+                self._server = fork_server(libraries)
             plan, facts = make_plan(loaded, facts, server=self._server)
         except OSError as error:  # a path of an answer that can't be looked at
             path = Path(str(error.filename or "."))
@@ -112,14 +115,6 @@ class Planner:
                 yield Candidate(preset, self.plan(document))
             except SamecurveError as error:
                 yield Candidate(preset, None, error)
-
-    def _preload(self, libraries: Iterable[str]) -> None:
-        new = [name for name in (*libraries, DESCRIBES) if name not in self._preloaded]
-        if new and not self._preloaded:
-            self._server = fork_server(new)
-        elif new and self._server:
-            self._server.preload(new)
-        self._preloaded.update(new)
 
 
 def preset_document(preset: Preset, values: Values) -> Document:

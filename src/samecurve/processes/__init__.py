@@ -279,7 +279,7 @@ class ForkServer:
         self._process.wait()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import more modules. A call waits for its own module, and for all modules before it."""
+        """Import more modules, each once. A call waits for its own, and for all before it."""
         with suppress(OSError):  # the server has ended: fork() says so
             self._socket.send(json.dumps({"modules": list(modules)}).encode())
 

@@ -37,7 +37,7 @@ def main(descriptor: str, *modules: str) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     requests = socket.socket(fileno=int(descriptor))
-    to_import = list(modules)
+    to_import, asked = list(modules), set(modules)
     while True:
         if to_import and not select.select([requests], [], [], 0)[0]:
             import_ahead(to_import.pop(0))
@@ -47,7 +47,8 @@ def main(descriptor: str, *modules: str) -> None:
             return
         request = json.loads(message)
         if "modules" in request:
-            to_import += request["modules"]
+            to_import += [module for module in request["modules"] if module not in asked]
+            asked.update(request["modules"])
             continue
         call = Call(**request["call"]) if "call" in request else None
         module = call.module if call else request["wait"]
