@@ -43,8 +43,7 @@ from samecurve.run.start_files import PreparedRun
 from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.cluster_env import is_first, is_first_of_host
-from samecurve.worker.leave_time import leave_seconds
+from samecurve.worker.cluster_env import is_first, is_first_of_host, leave_seconds
 from samecurve.worker.meeting import Meeting, hear, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
