@@ -203,7 +203,8 @@ def _open_store(rank: Rank) -> "Store":
         store: Store = next(rendezvous("env://", timeout=_JOIN))[0]
         return store
     if not is_first(rank):
-        return _connect(host, port)
+        reach_first_host(host, port, f"{host}:{port}")
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
     try:
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
     except RuntimeError as error:
@@ -215,27 +216,29 @@ def _open_store(rank: Rank) -> "Store":
         ) from None
 
 
-def _connect(host: str, port: int) -> "Store":
-    """Wait for the first rank's store, and connect to it."""
-    from torch._C._distributed_c10d import TCPStore
+def reach_first_host(host: str, port: int, shown: str) -> None:
+    """Wait until the first host's port answers. A store's own tries could not be interrupted.
 
+    shown: the place in words
+
+    RunError: it never answers.
+    """
     began, announced = time.monotonic(), False
     while True:
         try:
-            # try the port first: the store's own tries can't be interrupted
             socket.create_connection((host, port), timeout=_TRY).close()
-            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
+            return
         except OSError as error:
             if time.monotonic() - began > _COME:
                 raise RunError(
-                    f"{host}:{port} was not reached in {_COME / 60:g} minutes: {error}",
-                    "the same --rdzv on every host: a name of the first one; it needs that port and"
-                    " the one after it",
+                    f"{shown} did not answer in {_COME / 60:g} minutes: {error}",
+                    "the same command on the first host, and a firewall that lets this port and the"
+                    " one after it through",
                     "--rdzv",
                     again=True,
                 ) from None
         if not announced:
-            _say(f"waiting for the first host at {host}:{port}")
+            _say(f"waiting for the first host at {shown}")
             announced = True
         time.sleep(0.5)
 
