@@ -22,7 +22,7 @@ from samecurve.observe.journal import read_events
 from warm_commands import Live, template
 
 # of a rank that was forked, or started by itself
-_RANKS = {"samecurve.run.fork_server", "samecurve.worker.rank_main"}
+_RANKS = {"samecurve.processes.server", "samecurve.worker.rank_main"}
 CONFIG = """\
 model:
   {{hidden_size: 32, num_layers: 2, num_heads: 4, kv_heads: 2, intermediate_size: 48,

@@ -24,9 +24,9 @@ from one_curve import check_one_curve
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
+from samecurve.experiments.compare.compare_runs import compare, describe_comparison
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe
-from samecurve.run.compare_runs import compare, describe_comparison
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.kernels import set_deterministic

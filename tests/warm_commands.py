@@ -23,12 +23,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from samecurve import processes
 from samecurve.cli.main import main
 from samecurve.core.config.sections import Config
-from samecurve.core.system.child_process import child_environment
-from samecurve.probe import replace_environment
-from samecurve.run import describe, fork_server
-from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
+from samecurve.processes import (
+    OUTLIVES,
+    Call,
+    ForkedProcess,
+    ForkServer,
+    child_environment,
+    end_with,
+    replace_environment,
+)
+from samecurve.processes import server as server_process
+from samecurve.run import describe
 
 # A command waits until the last of these modules is imported, this one.
 MODULES = (
@@ -79,7 +87,7 @@ class Template:
     @contextmanager
     def running(self, command: Sequence[str], cwd: Path, timeout: float) -> Iterator[Live]:
         """A live command, ended with the block."""
-        call = Call(f"{__name__}:run", (str(cwd), *command), child_environment(), new_session=False)
+        call = Call(__name__, (str(cwd), *command), "run", ended_by=OUTLIVES)
         with (
             open(os.devnull, "rb") as nothing,
             tempfile.TemporaryFile("w+") as out,
@@ -125,17 +133,16 @@ class ServerOfTemplate(ForkServer):
     def __init__(self, modules: Sequence[str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**_SERVER, **child_environment()}
-        arguments = (os.getcwd(), str(os.getpid()), *modules)
-        call = Call(f"{__name__}:serve", arguments, environment, new_session=True)
+        call = Call(__name__, (os.getcwd(), *modules), "serve", environment, new_session=True)
         with theirs, open(os.devnull, "wb") as nothing:
             stdio = (theirs.fileno(), nothing.fileno(), nothing.fileno())
-            self._process = template().start(call, stdio)  # type: ignore[assignment]
+            self._process = template().start(call, stdio)
 
 
-def serve(cwd: str, parent: str, *modules: str) -> None:
+def serve(cwd: str, *modules: str) -> None:
     """Be a fork server of the test process, whose socket is this process's standard input."""
     _enter(cwd)
-    fork_server.main("0", parent, *modules)
+    server_process.main("0", *modules)
 
 
 def _enter(cwd: str) -> None:
@@ -156,7 +163,7 @@ class ServerOfCommand(ForkServer):
             pid = os.fork()
             if not pid:
                 _serve(theirs.detach(), command, environment, modules)
-        self._process = ForkedProcess(pid)  # type: ignore[assignment]
+        self._process = ForkedProcess(pid)
 
 
 def _serve(
@@ -176,7 +183,8 @@ def _serve(
                     os.dup2(nothing, number)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         replace_environment(environment)
-        fork_server.main("3", str(command), *modules)
+        end_with(command)
+        server_process.main("3", *modules)
     finally:
         os._exit(0)
 
@@ -193,7 +201,7 @@ def warm_servers() -> Iterator[None]:
     described = partial(_described, describe._in_subprocess, ServerOfTemplate)
     try:
         with (
-            patch.object(fork_server, "ForkServer", ServerOfTemplate),
+            patch.object(processes, "ForkServer", ServerOfTemplate),
             patch.object(describe, "_in_subprocess", described),
         ):
             yield
@@ -223,7 +231,7 @@ def run(cwd: str, *command: str) -> None:
     """Be `python -m samecurve` in the directory: the call of a process forked from the template."""
     _enter(cwd)
     sys.argv = ["samecurve", *command]
-    fork_server.ForkServer = ServerOfCommand  # type: ignore[misc]
+    processes.ForkServer = ServerOfCommand  # type: ignore[misc]
     describe._in_subprocess = partial(_described, describe._in_subprocess, ServerOfCommand)
     code: object = 1
     try:

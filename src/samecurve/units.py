@@ -48,6 +48,11 @@ def show_count(count: float) -> str:
     return f"{count / 1000**power:.3g}{_DECIMAL[power]}"
 
 
+def show_rate(bytes_per_second: float) -> str:
+    """25_000_000_000 -> '25GB/s'."""
+    return f"{show_count(bytes_per_second)}B/s"
+
+
 def show_params(count: int) -> str:
     """1_040_000_000 -> '1.04B', as models are named."""
     return show_count(count).replace("G", "B")

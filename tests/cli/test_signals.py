@@ -66,7 +66,9 @@ CASES = {
     "sample": Case("sample RUN", "samecurve.run.sample_run:_samples"),
     "export": Case("export RUN --to out", _RENAME),
     "report": Case("report RUN --to rep", "pathlib:Path.replace"),
-    "compare": Case("compare-runs RUN RUN", "samecurve.run.compare_runs:_compare_steps"),
+    "compare": Case(
+        "compare-runs RUN RUN", "samecurve.experiments.compare.compare_runs:_compare_steps"
+    ),
     "convert": Case("convert old.yaml --to new.yaml", "os:link"),
     "har": Case("data har --synthetic set", _RENAME),
     "train": Case(
@@ -151,7 +153,7 @@ class Terminal:
         Their server and processes that describe the task have one thread each.
         """
         self._read()
-        return sum(process.num_threads() > 2 for process in self.processes()) > 2
+        return sum(_threads(process) > 2 for process in self.processes()) > 2
 
     def moment(self, case: Case) -> Callable[[], bool]:
         """Says whether the case's moment has come."""
@@ -199,6 +201,12 @@ class Terminal:
     def last_line(self) -> str:
         """The last line, without what moves the cursor."""
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", self.text).splitlines()[-1]
+
+
+def _threads(process: psutil.Process) -> int:
+    with suppress(psutil.Error):  # it has ended
+        return int(process.num_threads())
+    return 0
 
 
 def command_of(case: Case, run: Path) -> list[str]:

@@ -158,7 +158,7 @@ PROGRAM = (
 import contextlib, io, json, os, sys
 from samecurve.cli.main import main
 from samecurve.run import describe
-from samecurve.run.fork_server import ForkServer
+from samecurve.processes import ForkServer
 server = ForkServer(["torch", "samecurve.tasks.adapter.torch_adapter"])  # imports torch once
 describe_task = describe._in_subprocess
 describe._in_subprocess = lambda config, cache, _: describe_task(config, cache, server)

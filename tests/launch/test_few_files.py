@@ -9,7 +9,7 @@ import pytest
 
 from samecurve.core.config.sections import Devices
 from samecurve.errors import RunError, UserError
-from samecurve.launch import launchers, local
+from samecurve.launch import local
 from samecurve.run.preconditions import check_open_files
 from samecurve.watch import clear_hang_files, have_met, meeting, num_waiting
 from starts import start, values
@@ -69,7 +69,7 @@ def test_a_stop_ends_ranks_that_do_not_meet(
         assert gives_up() is is_given_up
         return killed
 
-    monkeypatch.setitem(launchers.LAUNCHERS, "direct", ranks)
+    monkeypatch.setattr("samecurve.launch.ranks.train_by_ranks", ranks)
     launcher = local._Launcher(prepared, Devices(), None, headless=True)
     failure = launcher._start()
     assert failure is (None if is_given_up else killed)
@@ -89,7 +89,7 @@ def test_a_failure_is_told_where_the_launcher_killed_nobody(
 
     for name in ("_MEETS", "_IMPORTS"):
         monkeypatch.setattr(local, name, 0.0, raising=False)
-    monkeypatch.setitem(launchers.LAUNCHERS, "direct", ranks)
+    monkeypatch.setattr("samecurve.launch.ranks.train_by_ranks", ranks)
     launcher = local._Launcher(prepared, Devices(), None, headless=True)
     assert launcher._start() is failed
 

@@ -11,6 +11,7 @@ import pytest
 from commands import write_config
 from samecurve.launch.last_line import repeat_after_torchrun
 from samecurve.observe.journal import read_events
+from samecurve.processes import wait_for
 
 
 def test_the_line_comes_when_torchrun_has_ended(
@@ -23,7 +24,8 @@ def test_the_line_comes_when_torchrun_has_ended(
     monkeypatch.setattr(os, "getppid", lambda: launcher.pid)
     waiting = repeat_after_torchrun("saved  runs/a")
     assert waiting is not None
-    assert waiting.wait(20) == 0
+    assert wait_for([waiting], 20)
+    assert waiting.wait() == 0
     launcher.wait()
     assert capfd.readouterr().err == "traceback\nsaved  runs/a\n"
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")

@@ -96,7 +96,7 @@ def test_an_idle_rank_is_named_and_a_killed_tracker_stops_nothing(tmp_path: Path
     ]
     assert f"warn   {said[0]}" in output
     assert (
-        "warn   TensorBoard: its process left with signal 9; run/logs/tensorboard.log may say more;"
+        "warn   TensorBoard: its process left with SIGKILL; run/logs/tensorboard.log may say more;"
         " training goes on without it" in output
     )
     worked, slept = _used(run)[-1]

@@ -83,9 +83,10 @@ def test_ranks_that_are_waited_for_are_named(
 ) -> None:
     monkeypatch.setattr(meeting, "_SAID", 0.05)
     store = HashStore()
-    store.set("samecurve/answer/2", "")
+    same = json.dumps({"differs": "", "host": "another", "cores": [0]})
+    store.set("samecurve/identity/2", same)
     for index in (1, 3, 4, 5, 6, 7):
-        Timer(0.3, store.set, (f"samecurve/answer/{index}", "")).start()
+        Timer(0.3, store.set, (f"samecurve/identity/{index}", same)).start()
     values = {"task": "language", "batch": {"samples": 8}, "train": {"steps": 1}}
     loaded = LoadedConfig(config_of(values), "tiny", {})
     check_ranks_agree(store, Rank(0, 0, 8, 1), loaded)

@@ -29,7 +29,7 @@ from samecurve.observe.journal import read_events
 
 
 @pytest.mark.long
-def test_the_elastic_launcher_gives_the_same_run(
+def test_an_older_name_of_the_launcher_gives_the_same_run(
     unbroken_run: Path, tmp_path: Path, corpus: Path
 ) -> None:
     done = samecurve(
@@ -54,13 +54,12 @@ def test_the_elastic_launcher_gives_the_same_run(
 
 @pytest.mark.long
 def test_a_killed_launcher_leaves_nothing_in_tmpdir(tmp_path: Path, corpus: Path) -> None:
-    """torch's agent would put its logs there."""
     temporary, run = tmp_path / "temporary", tmp_path / "run"
     temporary.mkdir()
     config = write_config(tmp_path, corpus, steps=10**6)
     line = command("train", "-f", config, "--save-dir", run, "--devices", "cpu:2")
     with subprocess.Popen(
-        [*line, "--launcher", "elastic"],
+        line,
         env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
     ) as launcher:

@@ -5,8 +5,6 @@ back with their own readers.
 import importlib
 import json
 import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from samecurve.observe.journal import read_events
 from samecurve.observe.trackers import track
+from samecurve.processes import Call, output_of
 from tracked_runs import LOSSES, killed_run, resume
 
 
@@ -33,9 +32,9 @@ def tensorboard(run: Path) -> None:
 
 def wandb(run: Path) -> None:
     """In a process, as always: it leaves threads and a service."""
-    how = [sys.executable, "-m", "samecurve.observe.trackers", "wandb", str(run), "offline", "tiny"]
-    done = subprocess.run(
-        how, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    done = output_of(
+        Call("samecurve.observe.trackers", ("wandb", str(run), "offline", "tiny")).command,
+        seconds=60,
     )
     assert done.returncode == 0, done.stderr
 

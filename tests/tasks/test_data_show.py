@@ -24,7 +24,7 @@ from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Round
 from samecurve.core.sample_numbers import rng
 from samecurve.data.feed import Feed
-from samecurve.run.data_show import data_blocks
+from samecurve.experiments.data_show import data_blocks
 from samecurve.tasks import open_task
 from samecurve.tasks.preview.open_data import Preview, preview
 from samecurve.tasks.preview.parts import Curves, Value

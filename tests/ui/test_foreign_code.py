@@ -17,8 +17,8 @@ import pytest
 from serving import make_run, planned, serving, step
 
 from samecurve.cli.queue import queue as verbs
-from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
+from samecurve.processes import Call, output_of, python_module
 from samecurve.run.directory.attempt import _commit
 from samecurve.ui.form.answers import Answers, RefusedError
 from samecurve.ui.form.places import Roots
@@ -97,8 +97,7 @@ def test_no_folder_of_a_queue_starts_a_received_job(tmp_path: Path, folder: str)
     assert Queue(queue).start_next(NO_RUNS) == []
     Queue(queue).settle()
     # the process beside a job, which starts the command, looks too
-    shepherd = [sys.executable, "-P", "-m", "samecurve.ui.jobs.shepherd", str(path)]
-    done = subprocess.run(shepherd, capture_output=True, text=True, check=False, timeout=60)
+    done = output_of(Call("samecurve.ui.jobs.shepherd", (str(path),)).command, seconds=60)
     assert done.returncode == 1
     time.sleep(0.1)
     assert not (tmp_path / "was-run").exists()

@@ -263,7 +263,7 @@ def test_the_next_server_need_not_read_it_again(
 def test_a_child_that_fails_leaves_the_reading_to_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(indexer, "_MODULE", "samecurve.no_such_module")
+    monkeypatch.setattr(indexer, "__name__", "samecurve.no_such_module")
     with serving(tmp_path) as served:
         path = f"/api/runs/{served.run_id('long')}/page"
         wait_for(lambda: bool(served.ask(path).json["reading"] == 1))

@@ -4,21 +4,21 @@ The config is loaded in that process alone. A user's class declares the fields o
 loading it here would run the user's file, and import torch, in the script or notebook that calls.
 """
 
+import io
 import itertools
-import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import PIPE
 from typing import IO
 
 from samecurve.api.live_view import NotebookView, notebook_output
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.child_process import python_module
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.observe.console import PlainView, View
 from samecurve.observe.journal import event_of
+from samecurve.processes import Call, start
 
 
 def run_verb(
@@ -31,26 +31,26 @@ def run_verb(
 
     KeyboardInterrupt: an interrupt came. The first lets the process save, the second ends it.
     """
-    process = subprocess.Popen(
-        python_module("samecurve.cli.child", str(os.getpid()), verb, *arguments, unbuffered=True),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # not of our terminal's group: a Ctrl-C reaches it through us, once
-        start_new_session=True,
+    call = Call(
+        "samecurve.cli.entry",
+        (verb, *arguments),
+        "run_words",
+        new_session=True,  # a Ctrl-C reaches it through us, once
+        ended_by=signal.SIGTERM,
+        unbuffered=True,
     )
+    process = start(call, stdout=PIPE, stderr=PIPE)
     lines: list[str] = []
     interrupted = False
-    with process:
-        assert process.stdout is not None
-        errors = threading.Thread(
-            target=_collect, args=(process.stderr, lines, show), name="errors"
-        )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with io.TextIOWrapper(process.stdout) as output, io.TextIOWrapper(process.stderr) as words:
+        errors = threading.Thread(target=_collect, args=(words, lines, show), name="errors")
         errors.start()
         try:
             while process.returncode is None:
                 try:
-                    for line in process.stdout:
+                    for line in output:
                         on_line(line)
                     process.wait()
                 except KeyboardInterrupt:
@@ -61,9 +61,10 @@ def run_verb(
                 process.send_signal(signal.SIGINT)
                 process.send_signal(signal.SIGINT)
             errors.join()
+    code = process.wait()
     if interrupted:
         raise KeyboardInterrupt
-    return process.returncode, lines
+    return code, lines
 
 
 def _collect(stream: IO[str], lines: list[str], show: IO[str] | None) -> None:

@@ -60,7 +60,7 @@ def audit(
 
     Exit code 1 where one does not.
     """
-    from samecurve.run.check_journal import check_journal
+    from samecurve.experiments.audit.check_journal import check_journal
     from samecurve.run.directory.run_directory import Run
 
     home = at_hand(run, "newest")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
 def compare_runs(first: "Path | ObjectUrl", second: "Path | ObjectUrl", *, as_json: bool) -> None:
     """Equal to the last bit, or the first step and array that differ. Exit code 1 if they do."""
-    from samecurve.run.compare_runs import compare, describe_comparison
+    from samecurve.experiments.compare.compare_runs import compare, describe_comparison
 
     paths = at_hand(first, "newest"), at_hand(second, "newest")
     comparison = compare(*paths)

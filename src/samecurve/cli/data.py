@@ -168,7 +168,7 @@ def show(
     try:
         with _stdout_for_answer():
             loaded = load_config(flags, say=False)
-            from samecurve.run.data_show import data_blocks
+            from samecurve.experiments.data_show import data_blocks
 
             blocks = data_blocks(loaded.config, split=split, samples=samples)
     except SamecurveError as error:

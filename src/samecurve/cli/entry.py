@@ -36,11 +36,11 @@ def run() -> None:
 
 
 def run_words(*words: str) -> NoReturn:
-    """Run a command line in this process, which was forked for it.
+    """Run a command line in this process, which was started or forked for it.
 
     The process ends without the interpreter's shutdown, which takes a while with torch.
     """
-    sys.argv[1:] = words
+    sys.argv = ["samecurve", *words]
     code: object = 1
     try:
         run()

@@ -63,8 +63,9 @@ def load_config(
         if flags["distributed_data_loading"]:
             always = "always so; each rank reads only its own samples"
             echo(f"note   --distributed-data-loading: {always}", err=True)
-        if loaded.config.devices.launcher == "spawn":
-            echo("note   devices.launcher spawn: the ranks are started as with direct", err=True)
+        launcher = loaded.config.devices.launcher
+        if launcher != "direct":
+            echo(f"note   devices.launcher {launcher}: ranks are started as with direct", err=True)
     for key in new:
         _check_is_read(loaded.config.task, key, *typed[key])
     directory = converted.run_directory if converted else None

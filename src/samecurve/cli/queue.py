@@ -49,8 +49,8 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
     The config is checked now, and read again when the job starts.
     """
     from samecurve.core.planning.machine import choose_devices
-    from samecurve.core.system.child_process import python_module
     from samecurve.probe import probe
+    from samecurve.processes import python_module
     from samecurve.run.prepare import make_plan
     from samecurve.ui.jobs.queue import NewJob, Queue
 

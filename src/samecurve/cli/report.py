@@ -36,9 +36,9 @@ def report(
     """
     import json
 
+    from samecurve.experiments.compare.compare_runs import exact_lines
     from samecurve.report.reading import read_runs
     from samecurve.report.write_report import report_numbers, write_report
-    from samecurve.run.compare_runs import exact_lines
     from samecurve.run.directory.lock import is_live
     from samecurve.run.directory.run_directory import Run
 

@@ -88,7 +88,7 @@ def train(
         if nnodes != "1":
             _train_on_hosts(flags, nnodes, rdzv, node_rank, headless=headless)
         _train_as_rank(flags, headless=headless)
-    from samecurve.run.fork_server import WarmStart
+    from samecurve.run.warm_start import WarmStart
 
     with WarmStart() as warm_start:
         if flags["engine"] in {None, "torch"}:
@@ -141,7 +141,7 @@ def _train_on_hosts(
 ) -> NoReturn:
     """Train with the ranks of this host, and of others that run the same command."""
     from samecurve.launch.nodes import read_hosts, way_to
-    from samecurve.run.fork_server import WarmStart
+    from samecurve.run.warm_start import WarmStart
 
     hosts = read_hosts(nodes=nnodes, rendezvous=rdzv, index=node_rank)
     loaded = load_config(flags, say=False, loud=False)
@@ -158,15 +158,15 @@ def _train_on_hosts(
 
 def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     """Train as one of several ranks that another program has started."""
-    from samecurve.core.system.child_process import die_with
     from samecurve.launch.external import run_as_external_rank
+    from samecurve.processes import end_with
     from samecurve.worker.cluster_env import from_slurm, is_first, rank_from
 
     def read_config(*, loud: bool) -> "LoadedConfig":
         return load_config(flags, say=not headless, loud=loud)
 
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        die_with(os.getppid())
+        end_with(os.getppid())
     elif "RANK" not in os.environ:
         os.environ.update(from_slurm(os.environ))
     rank = rank_from(os.environ)

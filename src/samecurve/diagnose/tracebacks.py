@@ -28,12 +28,12 @@ _OTHER_OUTPUT = re.compile(
     r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from "
 )
 _OUR_ROOMS = (
-    "core|convert|simulation|data|probe|checkpoint|observe|diagnose|torch_engine|jax_engine|report"
-    "|tasks|watch|run|worker|launch|experiments|ui|cli|api"
+    "core|processes|convert|simulation|data|probe|checkpoint|observe|diagnose|torch_engine"
+    "|jax_engine|report|tasks|watch|run|worker|launch|experiments|ui|cli|api"
 )
 _LAUNCHER_FILES = re.compile(
     r"^<frozen (?:runpy|importlib)|/runpy\.py$|/importlib/__init__\.py$"
-    r"|/samecurve/(?:launch|worker|run|cli)/|/samecurve/(?:__main__|api)\.py$"
+    r"|/samecurve/(?:processes|launch|worker|run|cli)/|/samecurve/(?:__main__|api)\.py$"
     r"|/torch/distributed/(?:elastic/|launcher/|run\.py|launch\.py)|/bin/torchrun$"
     r"|/multiprocessing/(?:spawn|process|popen_\w+|forkserver|context)\.py$"
     r"|/torch/multiprocessing/spawn\.py$"

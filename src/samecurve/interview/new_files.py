@@ -15,12 +15,12 @@ from pathlib import Path
 import samecurve
 from samecurve.core.config.document import dump
 from samecurve.core.config.json_schema import json_schema
-from samecurve.core.system.child_process import python_module
 from samecurve.core.system.files import explain_os_error, write_new, write_whole
 from samecurve.core.system.installation import checkout
 from samecurve.errors import UserError
 from samecurve.interview.answers import Answers, Question, tell
 from samecurve.interview.planned import Settled, with_values
+from samecurve.processes import python_module
 from samecurve.tasks import Tasks
 
 SCHEMA = "config.schema.json"

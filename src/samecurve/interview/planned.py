@@ -14,14 +14,14 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import explain_os_error
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.plan_text import arithmetic
-from samecurve.run.fork_server import ForkServer, fork_server
+from samecurve.processes import ForkServer, fork_server
 from samecurve.run.new_config.presets import Preset
 from samecurve.run.prepare import make_plan
+from samecurve.run.warm_start import DESCRIBES
 from samecurve.tasks import Tasks, entry_of
 from samecurve.units import show_bytes
 
 Values = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
-_DESCRIBES = "samecurve.run.describe"
 _NEEDS = {  # what a preset lacks -> the cause and the remedy
     "data.source": ("it needs data of your own", "--data FILE: a file, a folder or a pattern"),
     "model.path": ("it needs a model", "--model FOLDER, with the model's files"),
@@ -72,7 +72,6 @@ class Planner:
 
     def __init__(self) -> None:
         self._server: ForkServer | None = None
-        self._preloaded: set[str] = set()
 
     def __enter__(self) -> "Planner":
         return self
@@ -93,7 +92,11 @@ class Planner:
         """
         try:
             loaded = load(document, Tasks())
-            self._preload(entry_of(loaded.config.task).libraries)
+            libraries = (*entry_of(loaded.config.task).libraries, DESCRIBES)
+            if self._server:
+                self._server.preload(libraries)
+            else:
+                self._server = fork_server(libraries)
             plan, facts = make_plan(loaded, facts, server=self._server)
         except OSError as error:  # a path of an answer that can't be looked at
             path = Path(str(error.filename or "."))
@@ -112,14 +115,6 @@ class Planner:
                 yield Candidate(preset, self.plan(document))
             except SamecurveError as error:
                 yield Candidate(preset, None, error)
-
-    def _preload(self, libraries: Iterable[str]) -> None:
-        new = [name for name in (*libraries, _DESCRIBES) if name not in self._preloaded]
-        if new and not self._preloaded:
-            self._server = fork_server(new)
-        elif new and self._server:
-            self._server.preload(new)
-        self._preloaded.update(new)
 
 
 def preset_document(preset: Preset, values: Values) -> Document:

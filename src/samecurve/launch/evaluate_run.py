@@ -18,12 +18,13 @@ from samecurve.errors import RunError, UserError
 from samecurve.launch.throwaway_run import launch_throwaway
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe
+from samecurve.processes import ForkServer
 from samecurve.run.changes import refuse_other_model
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import ForkServer, WarmStart
 from samecurve.run.trust import check_trusted
+from samecurve.run.warm_start import WarmStart
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held
 from samecurve.tasks import Tasks, entry_of
 

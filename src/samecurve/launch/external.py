@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -18,26 +17,23 @@ from samecurve.core.protocols import Rank
 from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
-from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError, not_hiding
-from samecurve.launch.agent_words import (
-    code_after,
-    end_for_good,
-    goes_on,
-    judge,
-)
+from samecurve.errors import START_AGAIN, SamecurveError, UserError, not_hiding
+from samecurve.launch.agent_words import code_after, end_for_good, goes_on, judge
 from samecurve.launch.last_line import repeat_after_torchrun
-from samecurve.launch.launchers import rank_command, read_report
 from samecurve.launch.local import is_refusal, with_mirror
 from samecurve.launch.monitors import done_line, mirrored, tracked, watched
 from samecurve.launch.network import interface_towards, resolve, use_interface
 from samecurve.launch.prepare_external import prepare_external, take_back
-from samecurve.launch.rank_agreement import check_ranks_agree, cores_of_host, report_config
-from samecurve.launch.shared_directory import answer_shared, check_shared
+from samecurve.launch.rank_agreement import check_ranks_agree, report_config
+from samecurve.launch.ranks import rank_call, read_report
+from samecurve.launch.shared_directory import SHARED, answer_shared, check_shared
 from samecurve.launch.signals import Signals, kill_children, stopping
-from samecurve.launch.supervisor import OrphanGuard, RankGroup
+from samecurve.launch.supervisor import RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
 from samecurve.probe import oom_kills, oom_kills_since
+from samecurve.processes import how_ended, start
+from samecurve.processes.guard import OrphanGuard
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import STOP_SIGNAL, Requests, ask
 from samecurve.run.directory.run_directory import Run
@@ -47,13 +43,8 @@ from samecurve.run.start_files import PreparedRun
 from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.cluster_env import (
-    LAUNCHER,
-    is_first,
-    is_first_of_host,
-)
-from samecurve.worker.leave_time import leave_seconds
-from samecurve.worker.meeting import Meeting, pace, rendezvous_of
+from samecurve.worker.cluster_env import is_first, is_first_of_host, leave_seconds
+from samecurve.worker.meeting import Meeting, hear, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 
 if TYPE_CHECKING:
@@ -110,8 +101,8 @@ def _take_part(
     try:
         loaded = read(loud=True)
         came = store = meeting.join()
-        check_ranks_agree(store, rank, loaded)
-        prepared = prepare_external(loaded, rank, options, measure, cores_of_host(store, rank))
+        cores = check_ranks_agree(store, rank, loaded)
+        prepared = prepare_external(loaded, rank, options, measure, cores)
         if rank.hosts > 1 and not prepared.done:
             _share_directory(store, rank, prepared)
     except BaseException as error:
@@ -229,25 +220,17 @@ def _stop_or_leave(run: Run, attempt: Attempt, requests: Requests) -> None:
 
 def follow_leader(rank: Rank, store: "Store") -> int:
     """Do what the first rank has decided, as another rank. Returns the exit code."""
-    until = time.monotonic() + _PREPARED
-    answers = rank.hosts > 1 and is_first_of_host(rank)
-    while not store.check([_DECISION]):
-        time.sleep(max(0.1, pace(rank.world_size)))
-        if answers:
-            answers = not answer_shared(store, rank)
-        if time.monotonic() > until:
-            raise RunError(
-                "the first rank never said what to do",
-                "its terminal or log says why",
-                "--rdzv",
-                again=True,
-            )
-    decision = json.loads(store.get(_DECISION))
+    stands_for_host = rank.hosts > 1 and is_first_of_host(rank)
+    topics = [SHARED, _DECISION] if stands_for_host else [_DECISION]
+    topic, decision = hear(store, rank, topics, _PREPARED)
+    if topic == SHARED:
+        answer_shared(store, rank, decision)
+        _, decision = hear(store, rank, [_DECISION], _PREPARED)
     store.add(_READ, 1)
     if "leave" in decision:
         return end_for_good(int(decision["leave"]))
     attempt = Attempt.from_json(decision["attempt"])
-    if rank.hosts > 1 and is_first_of_host(rank):
+    if stands_for_host:
         echo(
             f"rank {rank.index} of {rank.world_size} trains in {attempt.run}; the first host shows"
             " how it goes"
@@ -278,11 +261,12 @@ def _run_child(attempt: Attempt, rank: Rank) -> tuple[int, Sequence[int]]:
     Returns the child's exit code, negative for a signal that ended it, and the signals that asked
     for a stop.
     """
-    command = rank_command(attempt, {**os.environ, LAUNCHER: str(os.getpid())})
     run = Run(Path(attempt.run))
     with OrphanGuard() as guard:
         group = RankGroup(
-            [command], guard=guard, read_report=lambda _: read_report(run, rank.index)
+            [partial(start, rank_call(attempt))],
+            guard=guard,
+            read_report=lambda _: read_report(run, rank.index),
         )
 
         def stop() -> None:
@@ -311,10 +295,9 @@ def _follow_in_child(attempt: Attempt, rank: Rank, store: "Store") -> int:
     run = Run(Path(attempt.run))
     if code < 128:
         log = run.logs / f"rank-{rank.index}.log"
-        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         echo(
-            f"error: rank {rank.index} left with {how}\n  remedy: the first host's terminal says"
-            f" why; {log} has more",
+            f"error: rank {rank.index} left with {how_ended(code)}\n"
+            f"  remedy: the first host's terminal says why; {log} has more",
             err=True,
         )
     return code_after(START_AGAIN if code < 0 else code, run, attempt, store)

@@ -11,7 +11,9 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -24,15 +26,21 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.events.api import Event, EventSource
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from samecurve.launch import host_ranks
-from samecurve.launch.host_ranks import HostRanks
 from samecurve.launch.rendezvous_state import leave_hosts, present_hosts
+from samecurve.processes import (
+    Call,
+    ForkServer,
+    Process,
+    child_environment,
+    how_ended,
+    signal_group,
+    start,
+    wait_for,
+)
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
-
-    from samecurve.launch.supervisor import RankProcess
 
 _FAILED = "samecurve/failed"  # in the store of one round: what has failed
 _LEFT = "samecurve/left"  # in the store of one round: a host leaves in order
@@ -50,15 +58,23 @@ class HostAgent(SimpleElasticAgent):
     """
 
     def __init__(
-        self, spec: WorkerSpec, starter: HostRanks, *, ended: Path, silence: float
+        self,
+        spec: WorkerSpec,
+        rank: Call,
+        server: ForkServer | None,
+        *,
+        ended: Path,
+        silence: float,
     ) -> None:
-        """ended: has the exit code of ranks that ended for good, if there is such a file.
+        """rank: the process of a rank. server: forks it; None: it is started.
 
+        ended: has the exit code of ranks that ended for good, if there is such a file
         silence: seconds after which a host is lost
         """
         super().__init__(spec)
-        self._starter, self._ended, self._silence = starter, ended, silence
-        self._ranks: Sequence[RankProcess] = []
+        self._rank, self._server = rank, server
+        self._ended, self._silence = ended, silence
+        self._ranks: Sequence[Process] = []
         self._hosts: Mapping[object, str] | None = None  # of this round; None: have fixed numbers
         self._next_look = 0.0
         self._end_at: float | None = None  # when ranks that are still there are killed
@@ -66,7 +82,7 @@ class HostAgent(SimpleElasticAgent):
 
     def ask_to_leave(self) -> bool:
         """Ask the ranks to save and leave. False: there are none."""
-        host_ranks.ask_to_leave(self._ranks)
+        _ask_to_leave(self._ranks)
         return any(rank.poll() is None for rank in self._ranks)
 
     def leave(self) -> None:
@@ -91,7 +107,8 @@ class HostAgent(SimpleElasticAgent):
                 "WORLD_SIZE": str(worker.world_size),
                 "ROLE_WORLD_SIZE": str(worker.role_world_size),
             }
-            ranks.append(self._starter.start(variables))
+            call = replace(self._rank, environment=child_environment(**variables))
+            ranks.append(start(call, server=self._server, stdin=DEVNULL))
             self._ranks = ranks
         return {local: rank.pid for local, rank in enumerate(ranks)}
 
@@ -129,7 +146,7 @@ class HostAgent(SimpleElasticAgent):
             return RunResult(state=WorkerState.SUCCEEDED, return_values=returned)
         self._look_at_others(worker_group)
         if self._end_at is not None and time.monotonic() > self._end_at:
-            host_ranks.kill(self._ranks)
+            _kill(self._ranks)
         return RunResult(state=WorkerState.HEALTHY)
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -140,15 +157,15 @@ class HostAgent(SimpleElasticAgent):
     def _stop_workers(self, _worker_group: WorkerGroup, *_: object) -> None:
         """End the ranks of this host. Where nothing has failed, they save first."""
         if self.trouble:
-            host_ranks.wait(self._ranks, _LAST_WORDS)
+            _end(self._ranks, _LAST_WORDS)
             return
         self._shutdown()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         """Have the ranks save and leave; after so many seconds they are killed."""
         del death_sig
-        host_ranks.ask_to_leave(self._ranks)
-        host_ranks.wait(self._ranks, timeout)
+        _ask_to_leave(self._ranks)
+        _end(self._ranks, timeout)
 
     def _exit_barrier(self) -> None:
         """Wait for the other hosts, so that all end together.
@@ -199,8 +216,7 @@ class HostAgent(SimpleElasticAgent):
             return
         rank, failure = next(iter(failures.items()))
         code = failure.exitcode
-        how = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._agree(f"rank {rank} on {socket.gethostname()} ended with {how}")
+        self._agree(f"rank {rank} on {socket.gethostname()} ended with {how_ended(code)}")
 
     def _agree(self, trouble: str) -> None:
         """Tell all hosts what has ended this start, unless another host was first."""
@@ -231,3 +247,24 @@ class HostAgent(SimpleElasticAgent):
         present = present_hosts(worker_group.spec.rdzv_handler) or {}
         lost = [address for agent, address in (self._hosts or {}).items() if agent not in present]
         return ", ".join(sorted(lost))
+
+
+def _ask_to_leave(ranks: Sequence[Process]) -> None:
+    """Ask the ranks that live to save and leave."""
+    for rank in ranks:
+        with suppress(OSError):
+            rank.send_signal(signal.SIGTERM)
+
+
+def _kill(ranks: Sequence[Process]) -> None:
+    """Kill the ranks, with all that they have started."""
+    for rank in ranks:
+        signal_group(rank.pid)
+
+
+def _end(ranks: Sequence[Process], seconds: float) -> None:
+    """Wait until the ranks have ended; kill those that have not after so many seconds."""
+    wait_for(ranks, seconds)
+    _kill(ranks)
+    for rank in ranks:
+        rank.wait()

@@ -35,13 +35,13 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
 from samecurve.errors import START_AGAIN, Interrupted, RunError
 from samecurve.launch.host_agent import HostAgent
-from samecurve.launch.host_ranks import HostRanks
 from samecurve.launch.network import use_interface
 from samecurve.launch.nodes import REACHED, Hosts, Way
 from samecurve.launch.rank_agreement import check_host_agrees
 from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.probe import probe
-from samecurve.run.fork_server import WarmStart
+from samecurve.processes import Call
+from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import entry_of
 from samecurve.terminal import echo
 from samecurve.worker.cluster_env import ENDED, FACTS, GROUP, LEAVES
@@ -99,8 +99,16 @@ def run_on_hosts(
             master_port=hosts.port if hosts.index is not None else None,
             local_addr=way.interface.address,
         )
-        starter = HostRanks(_rank_words(), warm_start.server)
-        code = _run(HostAgent(spec, starter, ended=ended, silence=_BEAT * _MISSED), hosts)
+        rank = Call(
+            "samecurve.cli.entry",
+            _rank_words(),
+            "run_words",
+            new_session=True,
+            unbuffered=True,
+        )
+        silence = _BEAT * _MISSED
+        agent = HostAgent(spec, rank, warm_start.server, ended=ended, silence=silence)
+        code = _run(agent, hosts)
         with suppress(OSError, ValueError):  # no rank has said that it ended for good
             code = int(ended.read_text())
     if code > 128:

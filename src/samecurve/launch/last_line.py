@@ -7,10 +7,10 @@ the line comes before the shell's prompt.
 """
 
 import os
-import subprocess
 import sys
+from subprocess import DEVNULL
 
-from samecurve.core.system.child_process import python_alone
+from samecurve.processes import Process, python_alone, start_program
 
 _LONGEST = 60  # seconds: torchrun kills its ranks after 30
 _WAIT_AND_PRINT = f"""
@@ -25,7 +25,7 @@ os.write(2, sys.argv[2].encode())
 """
 
 
-def repeat_after_torchrun(line: str) -> subprocess.Popen[bytes] | None:
+def repeat_after_torchrun(line: str) -> Process | None:
     """Print the line on the terminal when torchrun, which started this process, has ended.
 
     Does nothing where another launcher started this process, or stderr is no terminal. Returns the
@@ -33,9 +33,9 @@ def repeat_after_torchrun(line: str) -> subprocess.Popen[bytes] | None:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or not sys.stderr.isatty():
         return None
-    return subprocess.Popen(
+    return start_program(
         python_alone("-c", _WAIT_AND_PRINT, str(os.getppid()), f"{line}\n"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # torchrun ends the groups of its ranks
+        new_session=True,  # torchrun ends the groups of its ranks
+        stdin=DEVNULL,
+        stdout=DEVNULL,
     )

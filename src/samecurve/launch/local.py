@@ -20,13 +20,12 @@ from samecurve.errors import SamecurveError, UserError, is_ctrl_c, not_hiding
 from samecurve.launch.monitors import Mirrored, mirrored, tracked, watched
 from samecurve.launch.signals import Signals, children_ended, kill_children, stopping
 from samecurve.observe.console import View, make_view, show_journal
+from samecurve.processes import ForkServer
 from samecurve.run.directory.control import STOP_SIGNAL, ask
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import ForkServer
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch import HangLimit, have_met, num_waiting
-from samecurve.worker.cluster_env import LAUNCHER
 
 if TYPE_CHECKING:
     from samecurve.launch.restarts import RestartBudget
@@ -151,10 +150,9 @@ class _Launcher:
         # a lone rank that may be started again is a process of its own, too
         if self.prepared.plan.layout.is_one_process and not self._max_restarts:
             return _train_in_place(self.prepared, self._limit)
-        from samecurve.launch.launchers import LAUNCHERS
+        from samecurve.launch import ranks
 
-        start = LAUNCHERS[self._devices.launcher]
-        failure = start(
+        failure = ranks.train_by_ranks(
             self.prepared,
             self._limit,
             port=self._devices.port,
@@ -273,7 +271,6 @@ def _environment(plan: Plan) -> Iterator[None]:
 
         wanted = gpu_settings(find_gpus(os.environ).vendor)
         added |= without_user_settings(wanted, os.environ)
-    added[LAUNCHER] = str(os.getpid())
     os.environ.update(added)
     try:
         yield

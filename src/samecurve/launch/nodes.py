@@ -2,11 +2,10 @@
 
 import re
 import socket
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from samecurve.errors import RunError, UserError
+from samecurve.errors import UserError
 from samecurve.launch.network import (
     Interface,
     interface_towards,
@@ -14,7 +13,7 @@ from samecurve.launch.network import (
     parse_place,
     resolve,
 )
-from samecurve.terminal import echo
+from samecurve.worker.meeting import reach_first_host
 
 # seconds
 REACHED = 1800.0  # in which the first host must answer
@@ -82,7 +81,7 @@ def way_to(hosts: Hosts) -> Way:
     if is_own(address):
         # where it answers, another agent of this machine serves it
         return Way(interface, is_first=not _answers(address, hosts.port))
-    _wait_for_first(hosts, address)
+    reach_first_host(address, hosts.port, f"{hosts.host}:{hosts.port} ({address})")
     return Way(interface, is_first=False)
 
 
@@ -91,24 +90,3 @@ def _answers(address: str, port: int) -> bool:
         socket.create_connection((address, port), timeout=_TRY).close()
         return True
     return False
-
-
-def _wait_for_first(hosts: Hosts, address: str) -> None:
-    began, announced = time.monotonic(), False
-    while True:
-        try:
-            socket.create_connection((address, hosts.port), timeout=_TRY).close()
-            return
-        except OSError as error:
-            if time.monotonic() - began > REACHED:
-                raise RunError(
-                    f"{hosts.host}:{hosts.port} ({address}) did not answer in"
-                    f" {REACHED / 60:g} minutes: {error.strerror or error}",
-                    "the same command on the first host, and a firewall that lets the port through",
-                    "--rdzv",
-                    again=True,
-                ) from None
-        if not announced:
-            echo(f"waiting for the first host at {hosts.host}:{hosts.port} ({address})", err=True)
-            announced = True
-        time.sleep(0.5)

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -20,14 +19,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
 from samecurve.probe.gpus import find_gpus
-from samecurve.run.fork_server import Call, ForkedProcess, ForkServer, fork_server
+from samecurve.processes import Call, fork_server, start
 from samecurve.worker.cublas import REPEATING_WORKSPACE
+
+if TYPE_CHECKING:
+    from samecurve.processes import Process
 
 PATIENCE = 240.0  # seconds for one job
 _SOON = 2.0  # seconds to wait for further failures after the first one
@@ -78,7 +79,7 @@ class Pool:
         wrapper = ("torch._dynamo",) if size > 1 else ()
         self._modules = ("torch", "samecurve.torch_engine.engine", *wrapper, *libraries, __name__)
         self._pipes: list[Connection] = []
-        self._processes: list[ForkedProcess | subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
         self._groups: set[tuple[int, str]] = set()
 
     def run(
@@ -157,13 +158,13 @@ class Pool:
                     rank=rank,
                     size=self.size,
                     port=self._store.port,
-                    parent=os.getpid(),
                     log=str(self._log) if self._log else None,
                     directory=os.getcwd(),
                     module_path=tuple(sys.path),
                 )
+                call = Call(__name__, (json.dumps(asdict(member)),), "serve")
                 with theirs:
-                    self._processes.append(_start_rank(member, theirs.fileno(), server))
+                    self._processes.append(start(call, server=server, stdin=theirs.fileno()))
                 self._pipes.append(Connection(ours.detach()))
         finally:
             if server:
@@ -210,31 +211,16 @@ class _Member:
     rank: int
     size: int
     port: int  # of the store where ranks meet
-    parent: int
     log: str | None
     directory: str
     module_path: tuple[str, ...]  # sys.path, to find the jobs' modules
 
 
-def _start_rank(
-    member: _Member, pipe: int, server: ForkServer | None
-) -> "ForkedProcess | subprocess.Popen[bytes]":
-    """Start a rank. pipe: its standard input, through which the jobs come."""
-    value = json.dumps(asdict(member))
-    if server:
-        call = Call(f"{__name__}:serve", (value,), child_environment(), new_session=False)
-        if forked := server.fork(call, (pipe, 1, 2)):
-            return forked
-    return subprocess.Popen(python_module(__name__, value), stdin=pipe)
-
-
 def serve(value: str) -> None:
-    """Run jobs in this process, until the pool ends it."""
-    from samecurve.core.system.child_process import die_with
+    """Run the jobs that come on standard input, until the pool ends this process."""
     from samecurve.run.directory.attempt import log_to
 
     member = _Member(**json.loads(value))
-    die_with(member.parent)
     pipe = Connection(os.dup(0))
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -344,7 +330,3 @@ def pool(
         yield ranks
     finally:
         ranks.close()
-
-
-if __name__ == "__main__":
-    serve(*sys.argv[1:])

@@ -8,7 +8,6 @@ also tells which cores it may use.
 import json
 import platform
 import socket
-import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -17,20 +16,17 @@ import samecurve
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
-from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.errors import SamecurveError, UserError
 from samecurve.probe import allowed_cores, cpu_cores
 from samecurve.tasks.user_class.class_place import code_of, identity_of, place_of
 from samecurve.units import counted
-from samecurve.worker.meeting import pace, wait_for_ranks
+from samecurve.worker.meeting import answer, ask_ranks, hear
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 _IDENTITY = "samecurve/identity"  # the first rank's identity
 _OF_HOSTS = "samecurve/identity of hosts"  # that of the first host
-_ANSWER = "samecurve/answer"  # another rank's answer; its number follows
-_CORES = "samecurve/cores"  # another rank's host and the cores it may use; its number follows
-_COME = 1800.0  # seconds in which the first rank must say what it runs
 _SHOWN = 4  # differences of one rank that are named
 # config that only the first rank reads, or that may differ between hosts
 _FREE = ("devices.", "track.")
@@ -62,17 +58,18 @@ def identity(loaded: LoadedConfig) -> dict[str, str]:
     }
 
 
-def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
-    """Wait, as the first rank, for the other ranks' answers.
+def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> int:
+    """Ask the other ranks, as the first one, whether they run the same.
+
+    Returns the cores that the ranks of this host may use together: a launcher may bind each rank to
+    cores of its own, as Slurm does. What is planned for several ranks must be what is planned for
+    one that has all these cores.
 
     UserError: a rank runs another config or code. RunError: some ranks never came.
     """
-    store.set(_IDENTITY, json.dumps(identity(loaded)))
     others = [index for index in range(rank.world_size) if index != rank.index]
-    wait_for_ranks(store, lambda index: f"{_ANSWER}/{index}", others, rank.world_size)
-    texts = store.multi_get([f"{_ANSWER}/{index}" for index in others]) if others else []
-    answers = {index: text.decode() for index, text in zip(others, texts, strict=True)}
-    different = {index: text for index, text in sorted(answers.items()) if text}
+    answers = ask_ranks(store, _IDENTITY, identity(loaded), others, rank.world_size)
+    different = {index: said["differs"] for index, said in answers.items() if said["differs"]}
     if different:
         index, text = next(iter(different.items()))
         count = len(different) - 1
@@ -82,20 +79,9 @@ def check_ranks_agree(store: "Store", rank: Rank, loaded: LoadedConfig) -> None:
             "the same command, files and installed versions for every rank",
             "environment",
         )
-
-
-def cores_of_host(store: "Store", rank: Rank) -> int:
-    """The cores that the ranks of the first rank's host may use together.
-
-    A launcher may bind each rank to cores of its own, as Slurm does. What is planned for
-    several ranks must be what is planned for one that has all these cores.
-
-    The caller has called check_ranks_agree().
-    """
-    others = [f"{_CORES}/{index}" for index in range(rank.world_size) if index != rank.index]
-    places = [json.loads(text) for text in (store.multi_get(others) if others else [])]
     here, numbers = socket.gethostname(), allowed_cores()
-    return cpu_cores(numbers.union(*(cores for host, cores in places if host == here)))
+    neighbours = [said["cores"] for said in answers.values() if said["host"] == here]
+    return cpu_cores(numbers.union(*neighbours))
 
 
 def check_host_agrees(place: "Store", loaded: LoadedConfig, ranks: int) -> None:
@@ -124,25 +110,15 @@ def report_config(
 
     left_key: the store has this key once the first rank has left.
     """
-    until = time.monotonic() + _COME
-    while not store.check([_IDENTITY]):
-        if store.check([left_key]):
-            return
-        if time.monotonic() > until:
-            raise RunError(
-                f"the first rank did not come within {_COME / 60:g} minutes",
-                "its terminal or log says why",
-                "environment",
-                again=True,
-            )
-        time.sleep(pace(rank.world_size))
+    topic, first = hear(store, rank, [_IDENTITY, left_key])
+    if topic == left_key:
+        return
     try:
-        text = differences(json.loads(store.get(_IDENTITY)), identity(read()))
+        text = differences(first, identity(read()))
     except (SamecurveError, OSError) as error:
         text = f"its config can't be read: {error}".splitlines()[0]
-    cores = [socket.gethostname(), sorted(allowed_cores())]
-    store.set(f"{_CORES}/{rank.index}", json.dumps(cores))
-    store.set(f"{_ANSWER}/{rank.index}", text)
+    cores = sorted(allowed_cores())
+    answer(store, _IDENTITY, rank, {"differs": text, "host": socket.gethostname(), "cores": cores})
 
 
 def differences(first: Mapping[str, str], other: Mapping[str, str]) -> str:

@@ -2,10 +2,10 @@
 first rank of each other host must find.
 """
 
-import json
 import socket
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from samecurve.core.protocols import Rank
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
-from samecurve.worker.meeting import wait_for_ranks
+from samecurve.worker.meeting import answer, ask_ranks
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-_PLACE = "samecurve/place"  # the run's directory, and the word that is left there
-_SEEN = "samecurve/seen"  # another host's answer; the number of its first rank follows
+SHARED = "samecurve/place"  # the run's directory, and the word that is left there
 _LATE = 20.0  # seconds in which a network file system shows what another host has written
 
 
@@ -28,13 +27,12 @@ def check_shared(store: "Store", rank: Rank, run: Run) -> None:
     word = uuid.uuid4().hex
     place = _word_of(run)
     place.write_text(word)
-    store.set(_PLACE, json.dumps({"home": str(run.home), "word": word}))
     local = rank.world_size // rank.hosts
     others = [index for index in range(0, rank.world_size, local) if index != rank.index]
-    wait_for_ranks(store, lambda index: f"{_SEEN}/{index}", others, rank.world_size)
+    question = {"home": str(run.home), "word": word}
+    answers = ask_ranks(store, SHARED, question, others, rank.world_size)
     place.unlink()
-    answers = [store.get(f"{_SEEN}/{index}").decode() for index in others]
-    blind = [answer for answer in answers if answer]
+    blind = [host for host in answers.values() if host]
     if blind:
         more = f", nor do {len(blind) - 1} more" if len(blind) > 1 else ""
         raise UserError(
@@ -44,14 +42,13 @@ def check_shared(store: "Store", rank: Rank, run: Run) -> None:
         )
 
 
-def answer_shared(store: "Store", rank: Rank) -> bool:
-    """Answer the first rank, as the first rank of another host. Returns whether it has asked yet.
+def answer_shared(store: "Store", rank: Rank, place: Mapping[str, str]) -> None:
+    """Answer the first rank, as the first rank of another host.
 
     The answer is this host's name if it does not see the directory, else empty.
+
+    place: what the first rank has asked
     """
-    if not store.check([_PLACE]):
-        return False
-    place = json.loads(store.get(_PLACE))
     path = _word_of(Run(Path(place["home"])))
     until = time.monotonic() + _LATE
     seen = False
@@ -59,8 +56,7 @@ def answer_shared(store: "Store", rank: Rank) -> bool:
         with suppress(OSError):
             seen = path.read_text() == place["word"]
         time.sleep(0.05)
-    store.set(f"{_SEEN}/{rank.index}", "" if seen else socket.gethostname())
-    return True
+    answer(store, SHARED, rank, "" if seen else socket.gethostname())
 
 
 def _word_of(run: Run) -> Path:

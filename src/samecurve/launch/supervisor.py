@@ -1,30 +1,30 @@
 """The supervisor of a group of ranks: it starts, watches, stops and kills their processes.
 
 `train` and `run` differ only in a rank's command and environment, and in how a rank reports its
-end. (torch's elastic agent would import torch, 2 to 5 s, and wait 30 s between SIGTERM and SIGKILL;
-launch/launchers.py still offers it.)
+end. (torch's elastic agent would import torch, 2 to 5 s, and wait 30 s between SIGTERM and
+SIGKILL.)
 
 Each rank leads a session and process group of its own, so that killing the group also kills the
 rank's children, such as data workers. Nothing outlives the launcher: the system ends a rank with it
-(worker/rank_main.py, launch/script/bootstrap.py), and the guard kills what the rank has started
-(launch/orphan_guard.py). A rank has failed when its exit code is not 0, or when it reports that it
+(processes/__init__.py, launch/script/bootstrap.py), and the guard (processes/orphan_guard.py) kills
+what the rank has started. A rank has failed when its exit code is not 0, or when it reports that it
 will fail: a rank that hangs in its exit is not waited for.
 """
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Protocol
+from subprocess import DEVNULL, PIPE
+from typing import Protocol, Unpack
 
 import psutil
 
-from samecurve.core.system.child_process import python_alone
 from samecurve.launch.script.output import Outputs
+from samecurve.processes import Files, Process, signal_group
+from samecurve.processes.guard import OrphanGuard
 
 _TICK = 0.05  # seconds between two looks
 # seconds, and the signal sent then. After the first failure the ranks have time for their last
@@ -35,43 +35,10 @@ _AFTER_STOP = ((STOP_SECONDS, signal.SIGKILL),)
 _LEFTOVERS = 1.0  # seconds in which the children of ranks end by themselves
 
 
-class RankProcess(Protocol):
-    """A child of this process, with the methods of subprocess.Popen."""
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def stdout(self) -> IO[bytes] | None: ...
-    @property
-    def stderr(self) -> IO[bytes] | None: ...
-    def poll(self) -> int | None: ...
-    def wait(self) -> int: ...
-
-
 class RankStart(Protocol):
     """Starts one rank as the leader of a session, so that Ctrl-C reaches the launcher alone."""
 
-    def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
-        """stdin: as for subprocess. pipes: the launcher reads the rank's output and errors."""
-
-
-@dataclass(frozen=True)
-class RankCommand:
-    """The command line of a rank."""
-
-    arguments: Sequence[str]  # the program first
-    environment: Mapping[str, str]  # the whole environment
-
-    def start(self, *, stdin: int | None, pipes: bool) -> RankProcess:
-        pipe = subprocess.PIPE if pipes else None
-        return subprocess.Popen(
-            self.arguments,
-            env=dict(self.environment),
-            stdin=stdin,
-            stdout=pipe,
-            stderr=pipe,
-            start_new_session=True,
-        )
+    def __call__(self, **files: Unpack[Files]) -> Process: ...
 
 
 @dataclass(frozen=True)
@@ -89,40 +56,6 @@ class GroupEnd:
     # rank -> exit code, negative for a signal; in the order in which the ranks failed
     failed: Mapping[int, int]
     finished_before: Sequence[int] = ()  # ranks that had ended with 0 when the first one failed
-
-
-class OrphanGuard:
-    """The process that kills the ranks' process groups when this process is gone."""
-
-    def __init__(self) -> None:
-        path = Path(__file__).with_name("orphan_guard.py")
-        self._process = subprocess.Popen(
-            python_alone(str(path)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def __enter__(self) -> "OrphanGuard":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def add(self, group: int) -> None:
-        self._write(f"+{group}\n")
-
-    def remove(self, group: int) -> None:
-        self._write(f"-{group}\n")
-
-    def _write(self, line: str) -> None:
-        assert self._process.stdin is not None
-        # somebody has ended the guard; the ranks themselves still die with the launcher
-        with suppress(BrokenPipeError):
-            os.write(self._process.stdin.fileno(), line.encode())
 
 
 class RankGroup:
@@ -145,7 +78,7 @@ class RankGroup:
         self._commands, self._guard, self._read_report = commands, guard, read_report
         self._outputs = outputs
         self.stopped_by: int | None = None  # the signal that stop() passed on
-        self._processes: list[RankProcess] = []  # by rank
+        self._processes: list[Process] = []  # by rank
         self._ended: dict[int, int] = {}  # rank -> exit code
         self._reports: dict[int, RankReport] = {}
         self._failures: dict[int, RankReport] = {}  # by rank, without ranks that we have ended
@@ -157,8 +90,8 @@ class RankGroup:
         """Start the ranks, in the main thread: a child dies with the thread that started it."""
         for rank, command in enumerate(self._commands):
             is_typed_to = self._outputs is not None and not self._processes
-            stdin = None if is_typed_to else subprocess.DEVNULL
-            process = command.start(stdin=stdin, pipes=self._outputs is not None)
+            pipe = PIPE if self._outputs else None
+            process = command(stdin=None if is_typed_to else DEVNULL, stdout=pipe, stderr=pipe)
             self._guard.add(process.pid)
             self._processes.append(process)
             if self._outputs:
@@ -222,11 +155,14 @@ class RankGroup:
         their children themselves.
         """
         self._sent.add(number)
-        deliver = os.killpg if number == signal.SIGKILL else os.kill
         for rank, process in enumerate(self._processes):
-            if rank not in self._ended:
+            if rank in self._ended:
+                continue
+            if number == signal.SIGKILL:
+                signal_group(process.pid)
+            else:
                 with suppress(OSError):
-                    deliver(process.pid, number)
+                    os.kill(process.pid, number)
 
     def stop(self, number: int) -> bool:
         """Pass a signal on. A rank that has not left after STOP_SECONDS is killed.
@@ -243,8 +179,7 @@ class RankGroup:
     def kill(self) -> None:
         """Kill all process groups at once, including those of ranks that have ended."""
         for process in self._processes:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid)
 
     def clear(self) -> list[int]:
         """Kill everything that is left. Returns the ranks whose children had stayed behind."""
@@ -257,8 +192,7 @@ class RankGroup:
             left = self._groups_alive()
         for rank, process in enumerate(self._processes):
             if rank in left or rank not in self._ended:
-                with suppress(OSError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                signal_group(process.pid)
             process.wait()
             self._guard.remove(process.pid)
         return left

@@ -13,10 +13,10 @@ from samecurve.core.system.files import write_json
 from samecurve.launch.local import launch
 from samecurve.observe.console import WarningsAlone
 from samecurve.observe.journal import append_event
+from samecurve.processes import ForkServer
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run
-from samecurve.run.fork_server import ForkServer
 from samecurve.run.start_files import PreparedRun
 from samecurve.run.weights.base_files import Base
 

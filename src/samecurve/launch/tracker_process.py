@@ -6,14 +6,14 @@ So it outlives a killed launcher by no more than that.
 
 import json
 import os
-import subprocess
 import threading
 from contextlib import suppress
+from subprocess import PIPE
 
 from samecurve.core.config.sections import Track
-from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.trackers import EXIT_REPORTED, KUBEFLOW_VARIABLES, TITLES, TRAINING_GOES_ON
+from samecurve.processes import OUTLIVES, Call, Process, child_environment, how_ended, start
 from samecurve.run.directory.run_directory import Run
 
 # the variables by which a tracker's library is told of a server
@@ -29,22 +29,18 @@ class Tracker:
 
     def __init__(self, name: str, run: Run, track: Track) -> None:
         self._name, self._run, self._ending = name, run, False
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         try:
             with open(run.logs / f"{name}.log", "ab") as log:
-                self._process = subprocess.Popen(
-                    python_module(
-                        "samecurve.observe.trackers",
-                        name,
-                        str(run.home),
-                        *_mode_and_project(name, track),
-                    ),
-                    env=child_environment(**_variables(name, run)),
-                    stdin=subprocess.PIPE,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )  # a session of its own: Ctrl-C is the launcher's
+                call = Call(
+                    "samecurve.observe.trackers",
+                    (name, str(run.home), *_mode_and_project(name, track)),
+                    environment=child_environment(**_variables(name, run)),
+                    new_session=True,  # Ctrl-C is the launcher's
+                    ended_by=OUTLIVES,
+                )
+                file = log.fileno()
+                self._process = start(call, stdin=PIPE, stdout=file, stderr=file)
         except OSError as error:
             self._warn(f"could not be started: {error.strerror}")
             return
@@ -77,9 +73,8 @@ class Tracker:
         code = self._process.wait()
         if code in {0, EXIT_REPORTED} or self._ending:
             return
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         log = self._run.logs / f"{self._name}.log"
-        self._warn(f"its process left with {how}; {log} may say more")
+        self._warn(f"its process left with {how_ended(code)}; {log} may say more")
 
     def _warn(self, what: str) -> None:
         text = f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"

@@ -7,24 +7,19 @@ has come. What has not ended within its limit is killed. A process also dies wit
 import json
 import os
 import selectors
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.child_process import die_with, python_module
-from samecurve.run.fork_server import Call, ForkedProcess, fork_server
+from samecurve.processes import Call, Process, fork_server, how_ended, signal_group, start, wait_for
 
 _GRACE = 2.0  # seconds for the other ranks, once one has failed
 _LEAVE = 10.0  # seconds in which a killed process leaves
-_SOON = 0.005  # seconds between two looks at a process that is about to end
 _BLOCK = 1 << 16  # bytes
 _LAST_LINES = 40  # of a log that say why a process ended
 
@@ -33,7 +28,7 @@ _LAST_LINES = 40  # of a log that say why a process ended
 class Trial:
     """A process of a job, and what it has told so far."""
 
-    process: "ForkedProcess | subprocess.Popen[bytes]"
+    process: Process
     pipe: socket.socket
     log: Path
     reports: list[dict[str, Any]] = field(default_factory=list)
@@ -78,9 +73,7 @@ class Trial:
         for line in reversed(self.last_lines()):
             if "Error" in line or "NCCL WARN" in line:
                 return line.strip()
-        if self.code is not None and self.code < 0:
-            return f"it was ended by {signal.Signals(-self.code).name}"
-        return f"it ended with exit code {self.code}"
+        return f"it ended with {how_ended(self.code or 0)}"
 
 
 class Trials:
@@ -121,23 +114,16 @@ class Trials:
         """
         ours, theirs = socket.socketpair()
         log = self._home / f"trial-{len(self._started)}.log"
-        arguments = (job, str(os.getpid()), json.dumps(value))
         environment = {**self._environment, **variables}
+        call = Call(__name__, (job, json.dumps(value)), "run_job", environment, new_session=True)
         with theirs, open(log, "wb") as output:
-            stdio = (theirs.fileno(), output.fileno(), output.fileno())
-            process: ForkedProcess | subprocess.Popen[bytes] | None = None
-            if self._server and fork:
-                call = Call(f"{__name__}:run_job", arguments, environment, new_session=True)
-                process = self._server.fork(call, stdio)
-            if process is None:
-                process = subprocess.Popen(
-                    python_module(__name__, *arguments),
-                    stdin=stdio[0],
-                    stdout=stdio[1],
-                    stderr=stdio[2],
-                    env=environment,
-                    start_new_session=True,
-                )
+            process = start(
+                call,
+                server=self._server if fork else None,
+                stdin=theirs.fileno(),
+                stdout=output.fileno(),
+                stderr=output.fileno(),
+            )
         ours.setblocking(False)
         trial = Trial(process, ours, log)
         self._started.append(trial)
@@ -174,12 +160,9 @@ class Trials:
         """
         living = [trial for trial in trials if trial.code is None and not trial.killed]
         for trial in living:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(trial.process.pid, signal.SIGKILL)
+            signal_group(trial.process.pid)
             trial.killed = True
-        until = time.monotonic() + _LEAVE
-        while any(trial.process.poll() is None for trial in living) and time.monotonic() < until:
-            time.sleep(_SOON)
+        wait_for([trial.process for trial in living], _LEAVE)
         for trial in trials:
             trial.pipe.close()
 
@@ -200,23 +183,16 @@ def _take(trial: Trial) -> None:
     except ConnectionResetError:  # it was killed with something unread
         block = b""
     if not block:
-        until = time.monotonic() + _GRACE
-        while (code := trial.process.poll()) is None and time.monotonic() < until:
-            time.sleep(_SOON)
-        trial.code, trial.hung = code, code is None
+        trial.hung = not wait_for([trial.process], _GRACE)
+        trial.code = trial.process.returncode
         return
     *lines, trial.rest = (trial.rest + block).split(b"\n")
     trial.reports += [json.loads(line) for line in lines]
 
 
-def run_job(job: str, parent: str, value: str) -> None:
-    """Run a job in this process, which dies with the process that started it."""
-    die_with(int(parent))
+def run_job(job: str, value: str) -> None:
+    """Run a job in this process."""
     module, _, name = job.partition(":")
     getattr(import_module(module), name)(value)
     sys.stdout.flush()
     os._exit(0)  # libraries may hang when an interpreter ends
-
-
-if __name__ == "__main__":
-    run_job(*sys.argv[1:])

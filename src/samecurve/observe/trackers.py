@@ -1,8 +1,6 @@
 """TensorBoard, W&B, MLflow, trackio and Kubeflow as readers of the journal, each in a process of
 its own beside the launcher.
 
-`python -m samecurve.observe.trackers NAME RUN MODE PROJECT`
-
 Each tracker has a process of its own, because writing holds the interpreter's lock (52 us a step
 for TensorBoard, 375 for W&B), and because a tracker's imports, threads and exits must not affect
 training. It reads until its standard input ends, and then to the end of the journal. It saves its
@@ -12,7 +10,6 @@ position beside its own files, so that the next start continues exactly there.
 import fcntl
 import json
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -50,13 +47,13 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
-def main(name: str, run: Path, mode: str, project: str) -> int:
-    """Run a tracker as a process; return its exit code.
+def main(name: str, home: str, mode: str, project: str) -> int:
+    """Run the tracker of a run as a process; return its exit code.
 
     mode, project: where it writes, and under which name; Kubeflow's project is the values of
     KUBEFLOW_VARIABLES, as JSON
     """
-    stop = threading.Event()
+    run, stop = Path(home), threading.Event()
     threading.Thread(target=_until_input_ends, args=(stop,), daemon=True).start()
     try:
         track(name, run, mode, project, stop)
@@ -158,7 +155,3 @@ def _read_state(path: Path, project: str, journal: Path) -> dict[str, int]:
     if not 0 <= state.get("position", -1) <= size:
         return {}
     return state
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]))

@@ -149,12 +149,6 @@ def cpu_name() -> str:
     return f"{platform.machine()} CPU"
 
 
-def replace_environment(environment: Mapping[str, str]) -> None:
-    """Give this process another environment, as if it had been started with it."""
-    os.environ.clear()
-    os.environ.update(environment)
-
-
 def file_system(place: Path, mounts: Path = MOUNTS) -> str:
     """The kind of the file system at a place, such as ext4; '': not known.
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from samecurve.processes import output_of
 
 _LIBRARY, _COMMAND = "amdsmi", "rocm-smi"
 _ARGUMENTS = ("--showproductname", "--showmeminfo", "vram", "--showuniqueid", "--showbus")
@@ -90,15 +91,8 @@ def from_command(environment: Mapping[str, str]) -> list[AmdGpu]:
     if command is None:
         return []
     try:
-        done = subprocess.run(
-            [command, *_ARGUMENTS, "--json"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        done = output_of([command, *_ARGUMENTS, "--json"], seconds=_PATIENCE)
+    except OSError:
         return []
     return read_command(done.stdout)
 

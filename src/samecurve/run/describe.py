@@ -9,7 +9,6 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import Popen
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -19,10 +18,9 @@ from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.child_process import child_environment, die_with, python_module
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
+from samecurve.processes import Call, ForkServer, child_environment, start
 from samecurve.tasks import Tasks, entry_of
 
 _FRAMES, _TEXT_LINES = 8, 8  # lines shown of a describing process that failed
@@ -106,7 +104,6 @@ def _identity(config: Config, stamp: object) -> Any:
 def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> dict[str, Any]:
     from samecurve.probe.progress import PROGRESS, shown_progress
 
-    arguments = (str(cache), str(os.getpid()))
     with (
         shown_progress() as progress,
         TemporaryFile("w+") as request,
@@ -117,14 +114,13 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
         environment = child_environment(JAX_PLATFORMS="cpu", **{PROGRESS: progress})
         request.write(config.model_dump_json())
         request.seek(0)
-        files = request.fileno(), answers.fileno(), log.fileno()
-        call = Call(f"{__spec__.name}:main", arguments, environment, new_session=False)
-        process: ForkedProcess | Popen[bytes] | None
-        process = server.fork(call, files) if server else None
-        if process is None:
-            command = python_module(__spec__.name, *arguments)
-            input_, output, errors = files
-            process = Popen(command, stdin=input_, stdout=output, stderr=errors, env=environment)
+        process = start(
+            Call(__name__, (str(cache),), environment=environment),
+            server=server,
+            stdin=request.fileno(),
+            stdout=answers.fileno(),
+            stderr=log.fileno(),
+        )
         try:
             code = process.wait()
         except BaseException:
@@ -169,8 +165,8 @@ def _undescribed(code: int, stderr: str) -> RunError:
     )
 
 
-def main(cache: str, parent: str) -> None:
-    die_with(int(parent))
+def main(cache: str) -> None:
+    """Describe the task of the config on standard input, and print the facts as JSON."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's file prints goes to stderr, not into the answer
     try:
@@ -185,7 +181,3 @@ def main(cache: str, parent: str) -> None:
         texts = {name: getattr(error, name) for name in ("cause", "remedy", "where")}
         answer = {"error": texts, "exit_code": error.exit_code}
     print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

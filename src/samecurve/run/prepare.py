@@ -19,10 +19,10 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import Refusals, UserError
 from samecurve.probe import network_note, probe
+from samecurve.processes import ForkServer
 from samecurve.run.describe import describe
 from samecurve.run.directory.lock import Lock
 from samecurve.run.directory.run_directory import Run, unwritable
-from samecurve.run.fork_server import ForkServer, WarmStart
 from samecurve.run.preconditions import (
     check_open_files,
     check_port,
@@ -36,6 +36,7 @@ from samecurve.run.preconditions import (
 )
 from samecurve.run.resume import Options, Origin, find_origin, fixed_of
 from samecurve.run.start_files import AcceptedStart, PreparedRun, write_start
+from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import entry_of
 
 if TYPE_CHECKING:  # most runs begin from no weights, and have no store

@@ -1,11 +1,11 @@
 """What every engine has: a file that says the job, and a command that submits the file."""
 
 import shutil
-import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any
 
 import yaml
@@ -13,6 +13,7 @@ import yaml
 from samecurve.core.system.files import explain_os_error
 from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
+from samecurve.processes import output_of, start_program
 
 MADE_BY = "made by samecurve submit"  # in the first lines of a file that may be written again
 
@@ -83,15 +84,9 @@ def submit(submission: Submission) -> str:
             " elsewhere",
             submission.library,
         )
-    done = subprocess.run(
-        submission.argv,
-        stdin=subprocess.DEVNULL,
-        capture_output=not submission.streams,
-        text=True,
-        check=False,
-    )
     if submission.streams:
-        return _ended(done.returncode, program)
+        return _ended(start_program(submission.argv, stdin=DEVNULL).wait(), program)
+    done = output_of(submission.argv)
     if done.returncode:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()
         raise RunError(

@@ -15,9 +15,9 @@ from samecurve.core.planning.hardware import device_spec
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
 from samecurve.probe import probe
+from samecurve.processes import python_module
 from samecurve.run.describe import describe
 from samecurve.simulation.cluster import read_cluster
 from samecurve.units import counted

@@ -5,17 +5,16 @@ worker runs the usual command as a child, as one rank; the run directory has the
 Ray has none.
 """
 
-import os
 import shlex
-import subprocess
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.errors import UserError
+from samecurve.processes import Call, child_environment, start
 from samecurve.run.directory.run_directory import SUBMITTED
 from samecurve.submit.engine import MADE_BY, Submission
 from samecurve.submit.job import NEVER, Job
@@ -144,15 +143,14 @@ def _train_as_worker(config: dict[str, Any]) -> int:
         host=host,
         port=port,
     )
-    # the child is asked to stop when Ray ends this worker
-    child = python_module("samecurve.cli.child", str(os.getpid()), "train")
-    done = subprocess.run(
-        [*child, *config["words"]],
-        cwd=config["directory"],
-        env=child_environment(**variables),
-        check=False,
+    train = Call(
+        "samecurve.cli.entry",
+        ("train", *config["words"]),
+        "run_words",
+        environment=child_environment(**variables),
+        ended_by=signal.SIGTERM,  # it is asked to stop when Ray ends this worker
     )
-    code = done.returncode
+    code = start(train, cwd=Path(config["directory"])).wait()
     if code not in {0, NEVER}:
         raise RuntimeError(f"exit code {code} of samecurve train {shlex.join(config['words'])}")
     return code

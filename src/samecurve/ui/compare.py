@@ -4,7 +4,6 @@ The exact comparison of two runs is made by another process.
 """
 
 import os
-import subprocess
 import threading
 from collections.abc import Sequence
 from typing import TypedDict
@@ -12,8 +11,8 @@ from typing import TypedDict
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from samecurve.core.system.child_process import python_module
 from samecurve.core.system.redact import redact, redact_blocks
+from samecurve.processes import output_of, python_module
 from samecurve.report.blocks import Page
 from samecurve.report.compare_page import compare_page
 from samecurve.terminal import printable
@@ -89,21 +88,14 @@ def exact_comparison(first: ListedRun, second: ListedRun) -> Exact:
     if not _ONE.acquire(timeout=_PATIENCE):
         raise RefusedError(409, "another comparison is under way", "try again in a minute")
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PATIENCE,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        done = output_of(command, cwd=folder, seconds=_PATIENCE)
+    except TimeoutError:
         words = f"the comparison took more than {_PATIENCE:.0f} s"
         return {"lines": [words, _in_terminal(first, second)], "equal": None}
     finally:
         _ONE.release()
     output = done.stdout if done.returncode in {0, 1} and done.stdout else done.stderr
-    lines = output.decode(errors="replace").splitlines()
+    lines = output.splitlines()
     equal = {0: True, 1: False}.get(done.returncode) if done.stdout else None
     return {"lines": [redact(printable(line)) for line in lines], "equal": equal}
 

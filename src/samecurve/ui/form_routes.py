@@ -2,20 +2,18 @@
 
 import json
 import os
-import signal
-import subprocess
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from samecurve.core.system.child_process import python_module
 from samecurve.core.system.redact import redact_blocks
+from samecurve.processes import Call, signal_group, start, wait_for
 from samecurve.ui.answers import json_answer, json_body
 from samecurve.ui.errors import RefusedError, shown_error
 from samecurve.ui.form.plan_worker import PlanRefusedError
@@ -27,7 +25,6 @@ _DATA_SECONDS = 180.0
 _MOST_DATA = 1 << 26  # bytes
 _MOST_AT_ONCE = 6  # processes that read data
 _DATA_PLACES = threading.BoundedSemaphore(_MOST_AT_ONCE)
-_SHOW = "samecurve.ui.form.show_data"
 _NO_DATA = "`samecurve data show -f FILE` on a terminal has no time limit"
 
 
@@ -121,13 +118,12 @@ def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
         file = Path(folder) / f"{config['name']}.yaml"
         file.write_text(config["yaml"], encoding="utf-8")
         roots = json.dumps([str(root) for root in desk.roots])
-        arguments = [str(os.getpid()), roots, str(file), "--json"]
-        command = python_module(_SHOW, *arguments)
+        call = Call("samecurve.ui.form.show_data", (roots, str(file), "--json"), new_session=True)
         if not _DATA_PLACES.acquire(blocking=False):
             cause = f"the data of {_MOST_AT_ONCE} configs are being read already"
             raise PlanRefusedError([{"cause": cause, "remedy": "try again in a minute"}])
         try:
-            output = _output(command, Path(config["home"]))
+            output = _output(call, Path(config["home"]))
         finally:
             _DATA_PLACES.release()
     try:
@@ -141,25 +137,16 @@ def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
     return {"blocks": redact_blocks(values["blocks"])}
 
 
-def _output(command: list[str], home: Path) -> bytes:
-    """The output of the command. PlanRefusedError: it takes too long, or writes too much."""
+def _output(call: Call, home: Path) -> bytes:
+    """The output of the call. PlanRefusedError: it takes too long, or writes too much."""
     with tempfile.TemporaryFile() as written:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=subprocess.DEVNULL,
-            cwd=home,
-            start_new_session=True,
-        )
+        process = start(call, stdin=DEVNULL, stdout=written.fileno(), stderr=DEVNULL, cwd=home)
         try:
-            process.wait(_DATA_SECONDS)
-        except subprocess.TimeoutExpired:
-            cause = f"reading the data took more than {_DATA_SECONDS:g} s"
-            raise PlanRefusedError([{"cause": cause, "remedy": _NO_DATA}]) from None
+            if not wait_for([process], _DATA_SECONDS):
+                cause = f"reading the data took more than {_DATA_SECONDS:g} s"
+                raise PlanRefusedError([{"cause": cause, "remedy": _NO_DATA}])
         finally:
-            with suppress(ProcessLookupError):  # the processes that it started, too
-                os.killpg(process.pid, signal.SIGKILL)
+            signal_group(process.pid)  # the processes that it started, too
             process.wait()
         if os.fstat(written.fileno()).st_size > _MOST_DATA:
             cause = f"what is read takes more than {_MOST_DATA >> 20} MiB to show"

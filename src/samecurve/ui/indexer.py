@@ -1,28 +1,26 @@
 """Reads long journals in child processes, one at a time, and knows where their states are kept.
 
-The server stays quick meanwhile, and keeps its memory. A child (`python -m samecurve.ui.indexer RUN
-STATE PARENT`) saves what it has read every few seconds, so that the page shows it. The states lie
-in the cache: whoever removes them loses time, and nothing else.
+The server stays quick meanwhile, and keeps its memory. A child saves what it has
+read every few seconds, so that the page shows it. The states lie in the cache: whoever removes them
+loses time, and nothing else.
 """
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from subprocess import DEVNULL
 
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.child_process import die_with, python_module
+from samecurve.processes import Call, start
 from samecurve.report.journal_reader import JournalReader
 
 LONG = 8 << 20  # bytes of a journal that the server does not read itself
 _KEPT = 60 * 24 * 3600.0  # seconds for which the state of a run that nobody opens is kept
 _PAUSE = 0.1  # seconds between two looks at the child
-_MODULE = "samecurve.ui.indexer"
 _AT_ONCE = 4 << 20  # bytes that a child reads between two looks at the clock
 _SAVED_EVERY = 2.0  # seconds
 
@@ -87,11 +85,8 @@ class Indexer:
         state = state_path(home)
         try:
             state.parent.mkdir(parents=True, exist_ok=True)
-            child = subprocess.Popen(
-                python_module(_MODULE, str(home), str(state), str(os.getpid())),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            call = Call(__name__, (str(home), str(state)), new_session=True)
+            child = start(call, stdin=DEVNULL)
         except OSError:
             return False
         while child.poll() is None:
@@ -129,6 +124,13 @@ def _remove_old() -> None:
                 path.unlink()
 
 
+def main(run: str, state: str) -> None:
+    """Be a child of the server."""
+    with suppress(OSError):
+        os.nice(10)
+    index(Path(run), Path(state))
+
+
 def index(run: Path, state: Path) -> None:
     """Read a run's journal to its end, and save the reader's state."""
     reader = JournalReader.load(run, state)
@@ -138,11 +140,3 @@ def index(run: Path, state: Path) -> None:
             reader.save(state)
             saved = time.monotonic()
     reader.save(state)
-
-
-if __name__ == "__main__":
-    _, run, state, parent = sys.argv
-    die_with(int(parent))
-    with suppress(OSError):
-        os.nice(10)
-    index(Path(run), Path(state))

@@ -10,18 +10,18 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 
-from samecurve.core.system.child_process import python_module
 from samecurve.errors import RunError
+from samecurve.processes import OUTLIVES, Call, Process, start
 from samecurve.watch import HangLimit
 
 _ANSWER = 2.0  # seconds in which a process that can still run answers
@@ -53,11 +53,8 @@ def watched_from_outside(
         str(journal.absolute()), str(logs.absolute()), os.getpid(), world_size, limit
     )
     # in the terminal's process group: Ctrl-Z stops both
-    process = subprocess.Popen(
-        python_module(__name__, json.dumps(asdict(watched))),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    call = Call(__name__, (json.dumps(asdict(watched)),), ended_by=OUTLIVES)
+    process = start(call, stdin=PIPE, stdout=PIPE)
     thread = threading.Thread(
         target=_end_on_hang, args=(process, watched), name="hangs", daemon=True
     )
@@ -72,7 +69,7 @@ def watched_from_outside(
         thread.join()
 
 
-def _end_on_hang(process: "subprocess.Popen[bytes]", watched: _Watched) -> None:
+def _end_on_hang(process: Process, watched: _Watched) -> None:
     """Wait for the watch process to tell of a hang; then end this process."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -86,7 +83,7 @@ def _end_on_hang(process: "subprocess.Popen[bytes]", watched: _Watched) -> None:
 
 
 def main(argument: str) -> None:
-    """Watch the process that started this one: `python -m samecurve.watch.watch_process JSON`."""
+    """Watch the process that started this one."""
     from samecurve.watch import live_ranks
     from samecurve.watch.hang_watch import OFTEN, HangWatch, state_of
 
@@ -143,7 +140,3 @@ def _say(watched: _Watched, error: RunError) -> None:
     record_failure(Path(watched.journal), Path(watched.logs), error)
     with suppress(OSError):
         os.write(2, f"error: {error}\n".encode())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -12,7 +12,6 @@ from samecurve.errors import UserError
 if TYPE_CHECKING:  # neither torch nor numpy is imported for a config error
     from samecurve.core.protocols import Rank
 
-LAUNCHER = "SAMECURVE_LAUNCHER"  # the process id of the launcher of our own ranks
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLURM = (
     "SLURM_PROCID",
@@ -26,6 +25,8 @@ ENDED = "SAMECURVE_ENDED"  # a file in which a rank leaves its agent the code it
 FACTS = "SAMECURVE_FACTS"  # a directory in which a launcher keeps the facts for its next start
 LEAVES = "SAMECURVE_LEAVES"  # a host may leave, and the others go on without it
 GROUP = "SAMECURVE_GROUP"  # names the agents that start ranks together, for the run's lock
+_LEAVE = "SAMECURVE_LEAVE_SECONDS"
+_LEAVE_SECONDS = 20.0  # torchrun kills its ranks 30 s after its SIGTERM
 _FIRST_PORT, _PORTS = 20_000, 10_000  # one a Slurm job, so that two on a host don't meet
 
 
@@ -137,3 +138,24 @@ def is_first(rank: "Rank") -> bool:
 
 def is_first_of_host(rank: "Rank") -> bool:
     return rank.local == 0
+
+
+def leave_seconds(environment: Mapping[str, str]) -> float:
+    """Seconds that a rank may take to leave once a signal has asked it: the last step and the save.
+
+    UserError: the variable is no number of seconds.
+    """
+    text = environment.get(_LEAVE, "")
+    if not text:
+        return _LEAVE_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise UserError(
+            f"{_LEAVE} is {text!r}",
+            f"a number of seconds, shorter than what the engine grants; unset: {_LEAVE_SECONDS:g}",
+            "environment",
+        )
+    return seconds

@@ -6,22 +6,22 @@ import faulthandler
 import json
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.child_process import child_environment, die_with, python_module
 from samecurve.data import held_out_data
 from samecurve.data.workers import Line, Workers, line, serve
+from samecurve.processes import Call, child_environment, end_with, start
 from samecurve.tasks import Tasks, open_task
 from samecurve.watch import ASK_SIGNAL
 
@@ -41,7 +41,6 @@ class DataWorkers:
         status, status_writer = os.pipe()
         fds = [(each.jobs.fileno(), each.rows.fileno(), each.shared) for each in theirs]
         argument = {
-            "parent": os.getpid(),
             "status": status_writer,
             "lines": fds,
             "stacks": str(stacks),
@@ -50,11 +49,10 @@ class DataWorkers:
         environment = child_environment(
             OMP_NUM_THREADS="1", JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES=""
         )
-        self._process = subprocess.Popen(
-            python_module("samecurve.worker.data_workers", json.dumps(argument)),
-            stdin=subprocess.PIPE,
+        self._process = start(
+            Call(__name__, (json.dumps(argument),), environment=environment),
+            stdin=PIPE,
             pass_fds=[status_writer, *(fd for of_line in fds for fd in of_line)],
-            env=environment,
         )
         os.close(status_writer)
         for each in theirs:
@@ -84,7 +82,6 @@ class DataWorkers:
 def main(argument: str) -> None:
     """Open the task, fork the workers, and report a worker that failed."""
     values: dict[str, Any] = json.loads(argument)
-    die_with(values["parent"])
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     os.dup2(2, 1)  # what a user's file prints is no journal line
@@ -123,7 +120,7 @@ def _fork(sources: Sequence[Any], lines: Sequence[Line], index: int, status: int
     if pid:
         return pid
     try:
-        die_with(parent)
+        end_with(parent)
         os.close(status)
         for other, each in enumerate(lines):
             if other != index:
@@ -133,7 +130,3 @@ def _fork(sources: Sequence[Any], lines: Sequence[Line], index: int, status: int
     except BaseException as error:
         print(f"data worker {index}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -2,6 +2,7 @@
 holds no word of an earlier meeting.
 """
 
+import json
 import os
 import socket
 import sys
@@ -9,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError
@@ -97,6 +98,52 @@ def wait_for_ranks(
         _say(f"all {world_size} ranks came, in {show_seconds(time.monotonic() - began)}")
 
 
+def ask_ranks(
+    store: "Store", topic: str, question: object, ranks: Sequence[int], world_size: int
+) -> dict[int, Any]:
+    """Ask ranks something, as the first one. Returns their answers by rank.
+
+    RunError: some ranks never answered.
+    """
+    store.set(topic, json.dumps(question))
+    wait_for_ranks(store, lambda index: f"{topic}/{index}", ranks, world_size)
+    texts = store.multi_get([f"{topic}/{index}" for index in ranks]) if ranks else []
+    return {index: json.loads(text) for index, text in zip(ranks, texts, strict=True)}
+
+
+def answer(store: "Store", topic: str, rank: Rank, value: object) -> None:
+    """Answer what the first rank has asked."""
+    store.set(f"{topic}/{rank.index}", json.dumps(value))
+
+
+def hear(
+    store: "Store", rank: Rank, topics: Sequence[str], patience: float = _COME
+) -> tuple[str, Any]:
+    """Wait until the first rank says something. Returns the topic and what it says.
+
+    topics: if several have been said, the first of them counts
+
+    RunError: it says nothing for so many seconds.
+    """
+    until = time.monotonic() + patience
+    while True:
+        for topic in topics:
+            if store.check([topic]):
+                return topic, json.loads(store.get(topic))
+        if time.monotonic() > until:
+            raise _first_is_missing(patience)
+        time.sleep(pace(rank.world_size))
+
+
+def _first_is_missing(patience: float) -> RunError:
+    return RunError(
+        f"the first rank did not come within {show_seconds(patience)}",
+        "its terminal or log says why",
+        "environment",
+        again=True,
+    )
+
+
 def _call(base: "Store", rank: Rank, patience: float) -> "Store":
     """Gather the other ranks, as the first one. Returns a store of this meeting alone.
 
@@ -134,12 +181,7 @@ def _answer(base: "Store", rank: Rank) -> "Store":
             if store.check([go]) and store.get(go).decode() == mine:
                 return store
         if time.monotonic() > until:
-            raise RunError(
-                f"the first rank did not come within {_COME / 60:g} minutes",
-                "its terminal or log says why",
-                "environment",
-                again=True,
-            )
+            raise _first_is_missing(_COME)
         time.sleep(pace(rank.world_size))
 
 
@@ -161,7 +203,8 @@ def _open_store(rank: Rank) -> "Store":
         store: Store = next(rendezvous("env://", timeout=_JOIN))[0]
         return store
     if not is_first(rank):
-        return _connect(host, port)
+        reach_first_host(host, port, f"{host}:{port}")
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
     try:
         return TCPStore(host, port, is_master=True, wait_for_workers=False, timeout=_JOIN)
     except RuntimeError as error:
@@ -173,27 +216,29 @@ def _open_store(rank: Rank) -> "Store":
         ) from None
 
 
-def _connect(host: str, port: int) -> "Store":
-    """Wait for the first rank's store, and connect to it."""
-    from torch._C._distributed_c10d import TCPStore
+def reach_first_host(host: str, port: int, shown: str) -> None:
+    """Wait until the first host's port answers. A store's own tries could not be interrupted.
 
+    shown: the place in words
+
+    RunError: it never answers.
+    """
     began, announced = time.monotonic(), False
     while True:
         try:
-            # try the port first: the store's own tries can't be interrupted
             socket.create_connection((host, port), timeout=_TRY).close()
-            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_JOIN)
+            return
         except OSError as error:
             if time.monotonic() - began > _COME:
                 raise RunError(
-                    f"{host}:{port} was not reached in {_COME / 60:g} minutes: {error}",
-                    "the same --rdzv on every host: a name of the first one; it needs that port and"
-                    " the one after it",
+                    f"{shown} did not answer in {_COME / 60:g} minutes: {error}",
+                    "the same command on the first host, and a firewall that lets this port and the"
+                    " one after it through",
                     "--rdzv",
                     again=True,
                 ) from None
         if not announced:
-            _say(f"waiting for the first host at {host}:{port}")
+            _say(f"waiting for the first host at {shown}")
             announced = True
         time.sleep(0.5)
 

@@ -29,7 +29,6 @@ from samecurve.core.protocols import (
     Task,
 )
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.child_process import die_with
 from samecurve.data import held_out_data
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding
@@ -40,7 +39,7 @@ from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.watch import announce, answering, meeting
-from samecurve.worker.cluster_env import LAUNCHER, rank_from
+from samecurve.worker.cluster_env import rank_from
 from samecurve.worker.context import RankContext, checkpoint_store, keep_assets
 from samecurve.worker.join import import_engine, join
 
@@ -375,11 +374,10 @@ def run_rank_with_note(
 
 
 def main(argument: str) -> None:
-    """Be a rank that our launcher started: `python -m samecurve.worker.rank_main ATTEMPT`."""
+    """Be a rank that our launcher started."""
     from samecurve.core.system.process_name import name_rank
 
     attempt = Attempt.from_json(argument)
-    die_with(int(os.environ[LAUNCHER]))
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the launcher owns signals
     rank = rank_from(os.environ)
@@ -389,7 +387,3 @@ def main(argument: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # does not wait for threads of a collective that a lost rank left hanging
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

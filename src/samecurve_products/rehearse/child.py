@@ -2,18 +2,19 @@
 
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from typing import IO
 
 import psutil
 
 from samecurve.errors import UserError
-from samecurve.launch.supervisor import OrphanGuard
+from samecurve.processes import Process, signal_group, start_program, wait_for
+from samecurve.processes.guard import OrphanGuard
 
 _GRACE = 10.0  # seconds that a command has to leave after Ctrl-C
 _PATIENCE = 5.0  # seconds for its last words; a daemon of its own may hold its stderr for ever
@@ -39,13 +40,13 @@ def run_child(
     UserError: there is no such program. Interrupted: a signal came; the command was stopped first.
     """
     try:
-        process = subprocess.Popen(
+        process = start_program(
             words,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            environment=environment,
+            new_session=True,  # a Ctrl-C reaches it through us, once
+            stdin=DEVNULL,
             stdout=output,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # a Ctrl-C reaches it through us, once
+            stderr=PIPE,
         )
     except OSError as error:
         raise UserError(
@@ -66,7 +67,7 @@ def run_child(
         finally:
             if process.poll() is None:
                 _stop(process)
-            _signal_group(process.pid, signal.SIGKILL)  # a process that it left running
+            signal_group(process.pid)  # a process that it left running
             guard.remove(process.pid)
         reader.join(_PATIENCE)
     return Ended(process.returncode, kept.decode(errors="replace"))
@@ -83,23 +84,16 @@ def _pass_on(stream: IO[bytes], kept: bytearray, shows: bool) -> None:  # noqa: 
             shows = False
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: Process) -> None:
     """Stop a command as Ctrl-C does; after a while kill it, and all that it has started."""
     started = psutil.Process(process.pid).children(recursive=True)  # torchrun's lead groups
-    _signal_group(process.pid, signal.SIGINT)
-    try:
-        process.wait(_GRACE)
-    except subprocess.TimeoutExpired:
+    signal_group(process.pid, signal.SIGINT)
+    if not wait_for([process], _GRACE):
         process.kill()
         process.wait()
     for child in started:
         with suppress(psutil.NoSuchProcess):
             child.kill()
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, number)
 
 
 def output_file(path: Path) -> int:

@@ -12,10 +12,10 @@ from itertools import zip_longest
 from pathlib import Path
 
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.experiments.scratch import scratch
 from samecurve.observe.journal import read_events
 from samecurve.observe.plan_text import arithmetic, strategy_text
+from samecurve.processes import child_environment, python_module
 from samecurve.units import counted
 from samecurve_products.rehearse.child import Ended, output_file, run_child
 from samecurve_products.rehearse.emulator import Emulation, environment_of

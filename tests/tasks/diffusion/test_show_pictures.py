@@ -16,7 +16,7 @@ from tiny_pipelines import save_sd15
 
 from samecurve.core.bucket_order import BucketOrder
 from samecurve.core.config.sections import Config
-from samecurve.run.data_show import data_blocks
+from samecurve.experiments.data_show import data_blocks
 from samecurve.tasks.preview.open_data import Split, preview
 from samecurve.tasks.preview.parts import Picture, Value
 from tiny import config_of

@@ -183,8 +183,8 @@ class Devices(Section):
     hang_floor: Seconds = 60
     """seconds of silence of a rank that are never taken for a hang; 0: ranks are not watched"""
     launcher: Literal["direct", "elastic", "spawn"] = "direct"
-    """what starts the ranks: this program (direct), or torch's elastic agent; same results, direct
-    starts soonest; spawn is another name of direct"""
+    """this program starts the ranks (direct); elastic and spawn are other names of direct, from
+    when torch's agent could start them"""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """of the rendezvous; 0: any free one"""
 

@@ -19,9 +19,9 @@ from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.audit.picks import Pick, pick_at_random, pick_named
 from samecurve.experiments.audit.replay import Replayer, Start, start_at, start_of_run
+from samecurve.experiments.compare.compare_runs import Comparison, compare
 from samecurve.experiments.scratch import scratch
 from samecurve.observe.journal import read_events
-from samecurve.run.compare_runs import Comparison, compare
 from samecurve.run.directory.run_directory import Run
 
 # relative, of losses and norms; a run with train.exact has none

@@ -30,11 +30,10 @@ from samecurve.observe.text_table import Column, table_text
 from samecurve.probe import probe
 from samecurve.run.directory.attempt import surroundings
 from samecurve.terminal import echo
-from samecurve.units import show_bytes, show_count
-from samecurve.worker.jobs.collectives_job import CollectiveJob, time_rank
+from samecurve.units import show_bytes, show_rate
+from samecurve.worker.jobs.collectives_job import CollectiveJob, bus_factor, time_rank
 
-# how often an element passes a link, approximately
-COLLECTIVES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 SIZES = tuple(4096 << power for power in range(0, 17, 2))  # 4 KiB to 256 MiB
 _TIMES = 20
 _LONGEST = 8.0  # seconds for one size: larger ones are left out
@@ -83,10 +82,6 @@ class RankGroup:
     @property
     def size(self) -> int:
         return len(self.devices)
-
-
-def bus_factor(name: str, world: int) -> float:
-    return COLLECTIVES[name] * (world - 1) / world
 
 
 def fit(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
@@ -260,15 +255,15 @@ def _curve_text(curve: Curve) -> str:
         [
             show_bytes(timing.bytes),
             f"{timing.seconds * 1e3:.4g}",
-            _rate(timing.algorithm_bytes_per_second),
-            _rate(timing.bus_bytes_per_second),
+            show_rate(timing.algorithm_bytes_per_second),
+            show_rate(timing.bus_bytes_per_second),
         ]
         for timing in curve.sizes
     ]
     numbers = [Column(title, right=True) for title in (curve.name, "ms", "algorithm", "bus")]
     bandwidth = "no end of it"
     if curve.bytes_per_second:
-        bandwidth = _rate(curve.bytes_per_second)
+        bandwidth = show_rate(curve.bytes_per_second)
     lines = [
         table_text(numbers, rows),
         f"  line: {curve.alpha_seconds or 0:.3g} s + bytes on the bus / {bandwidth}; off by"
@@ -277,7 +272,3 @@ def _curve_text(curve: Curve) -> str:
     if curve.cut:
         lines.append(f"  {curve.cut}")
     return "\n".join(lines)
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{show_count(bytes_per_second)}B/s"

@@ -13,8 +13,9 @@ from itertools import combinations
 from samecurve.core.planning.machine import Device
 from samecurve.experiments.check import Check, failed, passed, warned
 from samecurve.launch.trial import Trial, Trials
-from samecurve.units import counted, join_words, show_count, some
+from samecurve.units import counted, join_words, show_rate, some
 from samecurve.worker.jobs.check_job import CollectiveTest
+from samecurve.worker.jobs.collectives_job import bus_factor
 
 JOB = "samecurve.worker.jobs.check_job:try_collectives"
 WITHOUT_PEERS = "NCCL_P2P_DISABLE"
@@ -54,10 +55,7 @@ class Attempt:
         seconds = [rank.value(name, "seconds") for rank in self.ranks]
         if None in seconds or not max(seconds):
             return 0.0
-        world = len(self.ranks)
-        share = (world - 1) / world
-        factor = {"all-reduce": 2 * share, "broadcast": 1.0, "all-gather": share}[name]
-        return float(_BYTES[self.backend] * factor / max(seconds))
+        return float(_BYTES[self.backend] * bus_factor(name, len(self.ranks)) / max(seconds))
 
     def figure(self) -> str:
         """The ranks, and either their rates or how they failed."""
@@ -67,7 +65,7 @@ class Attempt:
             rest = f"; {join_words(held)} can't be killed: restart the machine" if held else ""
             return f"{ranks}: {self.failure()}{rest}"
         names = ("all-reduce", "broadcast", "all-gather")
-        rates = ", ".join(f"{name} {_rate(self.rate(name))}" for name in names)
+        rates = ", ".join(f"{name} {show_rate(self.rate(name))}" for name in names)
         return (
             f"{ranks}: {rates}, all results right; the gradients of a DDP step differ from those of"
             f" one process by {self.difference:.1g}"
@@ -188,7 +186,7 @@ class CollectiveTests:
             return [check], variables, True
         figure = f"{whole.figure()}{self._pairs_text(whole, {})}"
         if again and again.works:
-            rate = _rate(again.rate("all-reduce"))
+            rate = show_rate(again.rate("all-reduce"))
             return (
                 [
                     failed(
@@ -280,10 +278,10 @@ def _slow_check(
     whole: Attempt, gloo: Attempt, again: Attempt | None
 ) -> tuple[Check, Mapping[str, str]]:
     """NCCL is slower than the way through the host's memory."""
-    figure = f"{whole.figure()}: slower than Gloo's {_rate(gloo.rate('all-reduce'))}"
+    figure = f"{whole.figure()}: slower than Gloo's {show_rate(gloo.rate('all-reduce'))}"
     faster = again and again.works and again.rate("all-reduce") > _FASTER * whole.rate("all-reduce")
     if again and faster:
-        rate = _rate(again.rate("all-reduce"))
+        rate = show_rate(again.rate("all-reduce"))
         remedy = f"export {WITHOUT_PEERS}=1 in the shell that starts training: {rate} here"
         return warned("NCCL collectives", figure, remedy), {WITHOUT_PEERS: "1"}
     remedy = (
@@ -318,7 +316,3 @@ def _ranks_text(devices: Sequence[Device]) -> str:
 
 def _name(device: Device, rank: int) -> str:
     return f"CPU rank {rank}" if device.kind == "cpu" else f"GPU {device.index}"
-
-
-def _rate(bytes_per_second: float) -> str:
-    return f"{show_count(bytes_per_second)}B/s"

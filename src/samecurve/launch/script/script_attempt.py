@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from samecurve.core.system.child_process import python_bootstrap
 from samecurve.errors import RunError, SamecurveError
 from samecurve.launch.script.announcements import Departures, WatchAnnouncement
 from samecurve.launch.script.misuse import Notices
@@ -23,12 +22,13 @@ from samecurve.launch.signals import Signals
 from samecurve.launch.supervisor import (
     STOP_SECONDS,
     GroupEnd,
-    OrphanGuard,
-    RankCommand,
     RankGroup,
     RankReport,
+    RankStart,
 )
 from samecurve.probe import nvidia, oom_kills, oom_kills_since
+from samecurve.processes import python_bootstrap, start_program
+from samecurve.processes.guard import OrphanGuard
 from samecurve.units import counted, show_seconds
 from samecurve.watch import HangLimit, clear_hang_files
 from samecurve.watch.hang_watch import HangWatch
@@ -87,8 +87,8 @@ class Script:
             return None
         return RankReport(report["code"], report["time"])
 
-    def command(self, environment: Mapping[str, str]) -> RankCommand:
-        """The command of a rank. environment: the variables of this rank alone."""
+    def rank_start(self, environment: Mapping[str, str]) -> RankStart:
+        """What starts a rank. environment: the variables of this rank alone."""
         rank = environment["LOCAL_RANK"]
         ask_signal = int(_ASK_SIGNAL) if self.request.hang_floor else 0
         arguments = python_bootstrap(
@@ -102,7 +102,8 @@ class Script:
         if self.local_rank_option:
             arguments.append(f"{self.local_rank_option}={rank}")
         arguments += self.request.arguments
-        return RankCommand(arguments, {**self.environment, **environment})
+        environment = {**self.environment, **environment}
+        return partial(start_program, arguments, environment=environment, new_session=True)
 
 
 class ScriptAttempt:
@@ -161,7 +162,7 @@ class ScriptAttempt:
             max_restarts=self._request.max_restarts,
         )
         return RankGroup(
-            [self._script.command(environment) for environment in environments],
+            [self._script.rank_start(environment) for environment in environments],
             guard=guard,
             read_report=self._script.read_report,
             outputs=outputs,

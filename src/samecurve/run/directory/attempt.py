@@ -10,19 +10,20 @@ import json
 import os
 import platform
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import samecurve
 from samecurve.core.events import Event
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Machine
+from samecurve.processes import child_environment, how_ended, output_of
 from samecurve.watch import clear_hang_files
 
 
@@ -114,29 +115,23 @@ def _commit() -> str:
         values = [f"{name}.{value}" for name in filters for value in _NO_FILTER]
         settings = [word for value in values for word in ("-c", value)]
         compared = _git(*settings, "diff", *_CONTENTS_ALONE, "HEAD", codes={0, 1})
-    except (OSError, ValueError, subprocess.SubprocessError):
+    except OSError:
         return ""
     return f"{commit}-dirty" if compared.returncode else commit
 
 
-def _git(
-    *words: str, codes: Collection[int] = frozenset({0})
-) -> "subprocess.CompletedProcess[str]":
+def _git(*words: str, codes: Collection[int] = frozenset({0})) -> CompletedProcess[str]:
     """What git says. It takes no lock, asks no monitor of files, and fetches nothing.
 
-    CalledProcessError: its exit code is not one of these codes.
+    OSError: there is no git, it takes too long, or its exit code is not one of these codes.
     """
-    done = subprocess.run(
+    done = output_of(
         ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=_PATIENCE,
-        check=False,
-        env={**os.environ, "GIT_ALLOW_PROTOCOL": "none"},
+        environment=child_environment(GIT_ALLOW_PROTOCOL="none"),
+        seconds=_PATIENCE,
     )
     if done.returncode not in codes:
-        done.check_returncode()
+        raise OSError(f"git {words[0]} ended with {how_ended(done.returncode)}")
     return done
 
 

@@ -16,7 +16,6 @@ import linecache
 import os
 import re
 import site
-import subprocess
 import sys
 import sysconfig
 from collections import ChainMap
@@ -28,8 +27,8 @@ from typing import Any
 
 import cloudpickle
 
-from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
+from samecurve.processes import Call, output_of
 from samecurve.tasks.user_class import class_place
 from samecurve.tasks.user_class.class_place import TASK_PICKLE
 from samecurve.tasks.user_class.pickled_class import (
@@ -75,8 +74,8 @@ def _module_file(task_class: type) -> Path | None:
 
 def _found_by_others(module: str) -> Path | None:
     """The file of a module as a fresh process in this directory finds it."""
-    command = python_module(class_place.__name__, module)
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = output_of(Call(class_place.__name__, (module,), "print_file").command)
+    done.check_returncode()
     return Path(done.stdout.strip()).resolve() if done.stdout.strip() else None
 
 

@@ -7,7 +7,6 @@ Nothing is imported or run to find it.
 import hashlib
 import importlib.util
 import re
-import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import NamedTuple
@@ -102,5 +101,6 @@ def file_of_module(module: str, folder: Path | None = None) -> Path | None:
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
-if __name__ == "__main__":  # asked by class_pickler.py, what a fresh process finds
-    print(file_of_module(sys.argv[1]) or "")
+def print_file(module: str) -> None:
+    """Print the file of a module as this process finds it: class_pickler.py asks a fresh one."""
+    print(file_of_module(module) or "")

@@ -1,10 +1,12 @@
 """The time that a collective takes, called several times in a row as training calls it. The device
-is drained before and after each row.
+is drained before and after each row. `samecurve check` and `samecurve bench --collectives` time
+collectives here.
 """
 
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +14,8 @@ import torch.distributed as dist
 _SMALL = 1 << 20  # bytes; below, one call is too short for the clock, so _ROW calls are timed
 _ROW = 10
 _WARM_UP = 3  # calls in which buffers and connections are made
+# the name from torch 2.13 on, which warns of the old one
+_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 def time_collective(
@@ -30,6 +34,8 @@ def time_collective(
     _drain(device)
     seconds = []
     for _ in range(times):
+        dist.barrier(group)  # else a rank that is late would count as slow
+        _drain(device)
         began = time.perf_counter()
         for _ in range(calls):
             call()
@@ -43,26 +49,30 @@ def _call(
 ) -> Callable[[], object]:
     """The collective, on arrays of its own.
 
-    Its result is checked once with arrays of ones. Afterwards the arrays are zeros, whose sums are
-    zeros again.
+    Its result is checked once, with small whole numbers, whose sums are exact. Afterwards the
+    arrays are zeros, whose sums are zeros again.
     """
-    world_size = dist.get_world_size(group)
-    whole = torch.ones(size // 4, device=device)
-    shard = torch.ones(size // 4 // world_size, device=device)
+    ranks, world_size = range(1, dist.get_world_size(group) + 1), dist.get_world_size(group)
+    pattern = torch.arange(size // 4 // world_size, device=device, dtype=torch.float32) % 251
+    shard = pattern * (dist.get_rank(group) + 1)
+    whole = shard.repeat(world_size)
+    added = pattern * sum(ranks)
     call: Callable[[], object]
     if name == "all-reduce":
         call = partial(dist.all_reduce, whole, group=group)
-        result, expected = whole, world_size
+        result, expected = whole, added.repeat(world_size)
+    elif name == "broadcast":
+        call = partial(dist.broadcast, whole, group=group, group_src=0)
+        result, expected = whole, pattern.repeat(world_size)
     elif name == "all-gather":
-        call = partial(dist.all_gather_into_tensor, whole, shard, group=group)
-        result, expected = whole, 1
+        call = partial(_gather, whole, shard, group=group)
+        result, expected = whole, torch.cat([pattern * rank for rank in ranks])
     else:
         call = partial(dist.reduce_scatter_tensor, shard, whole, group=group)
-        result, expected = shard, world_size
+        result, expected = shard, added
     call()
-    if not bool((result == expected).all()):
-        low, high = result.min().item(), result.max().item()
-        raise RuntimeError(f"{name} of {size} bytes: {low:g} to {high:g} instead of {expected:g}")
+    if wrong := int((result != expected).sum()):
+        raise RuntimeError(f"{name} of {size} bytes: {wrong} of {result.numel()} values are wrong")
     whole.zero_()
     shard.zero_()
     return call

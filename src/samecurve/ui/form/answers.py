@@ -14,8 +14,9 @@ from samecurve.core.strategies import strategies_of
 from samecurve.errors import SamecurveError, UserError
 from samecurve.probe import probe
 from samecurve.probe.detected import detected
-from samecurve.run.fork_server import ForkServer
+from samecurve.processes import ForkServer
 from samecurve.run.prepare import make_plan
+from samecurve.run.warm_start import DESCRIBES
 from samecurve.tasks import entry_of
 from samecurve.ui.form.bases import BaseName, Bases
 from samecurve.ui.form.draft import Draft, each, error_json, make_draft
@@ -34,7 +35,6 @@ from samecurve.ui.form.written import (
 )
 
 Answer = dict[str, Any]
-_DESCRIBES = "samecurve.run.describe"
 
 
 class RefusedError(Exception):
@@ -52,7 +52,6 @@ class Answers:
     roots: Roots
     server: ForkServer | None = None
     _bases: Bases = field(init=False)
-    _preloaded: set[str] = field(default_factory=set)
     stamps: Stamps = ()  # of the user's files that were looked at last
 
     def __post_init__(self) -> None:
@@ -131,11 +130,7 @@ class Answers:
 
     def _make_plan(self, loaded: LoadedConfig) -> tuple[Plan, Facts]:
         if self.server is not None:
-            wanted = [*entry_of(loaded.config.task).libraries, _DESCRIBES]
-            new = [module for module in wanted if module not in self._preloaded]
-            if new:
-                self.server.preload(new)
-                self._preloaded.update(new)
+            self.server.preload((*entry_of(loaded.config.task).libraries, DESCRIBES))
         return make_plan(loaded, server=self.server)
 
     def save(self, request: Mapping[str, Any]) -> Answer:

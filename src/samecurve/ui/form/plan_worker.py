@@ -10,22 +10,21 @@ task that hangs is waited for once: requests about it that came meanwhile get th
 import json
 import os
 import selectors
-import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any, NoReturn
 
-from samecurve.core.system.child_process import child_environment, python_module
+from samecurve.processes import Call, Process, child_environment, start, wait_for
 from samecurve.ui.form.worker import RESTART
 
 _PATIENCE = 60.0  # seconds of a request
 _IDLE = 300.0  # seconds
 _MOST_AT_ONCE = 12  # requests
-_MODULE = "samecurve.ui.form.worker"
 _READ_AT_ONCE = 1 << 16
 
 
@@ -45,7 +44,7 @@ class PlanWorker:
     ) -> None:
         self._roots, self._patience, self._idle = [str(root) for root in roots], patience, idle
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._timer: threading.Timer | None = None
         self._asked = 0.0
         self._places = threading.BoundedSemaphore(_MOST_AT_ONCE)
@@ -128,15 +127,14 @@ class PlanWorker:
         remedy = "does the task's file compute or download while it is loaded? try again"
         return _task_error(cause, remedy)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            python_module(_MODULE, str(os.getpid()), *map(str, self._roots)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=child_environment(PYTHONUNBUFFERED="1"),
-            cwd=self._roots[0],
-            start_new_session=True,  # Ctrl-C is for the server, which then ends it
+    def _start(self) -> Process:
+        call = Call(
+            "samecurve.ui.form.worker",
+            self._roots,
+            environment=child_environment(PYTHONUNBUFFERED="1"),
+            new_session=True,  # Ctrl-C is for the server, which then ends it
         )
+        return start(call, stdin=PIPE, stdout=PIPE, cwd=Path(self._roots[0]))
 
     def _read_line(self) -> bytes:
         """A whole line of the worker. TimeoutError: it takes too long. OSError: it has ended."""
@@ -163,11 +161,9 @@ class PlanWorker:
         with suppress(OSError):
             assert process.stdin is not None
             process.stdin.close()
-        try:
-            code = process.wait(1.0)
-        except subprocess.TimeoutExpired:
+        if not wait_for([process], 1.0):
             process.kill()
-            code = process.wait()
+        code = process.wait()
         if process.stdout:
             process.stdout.close()
         return code

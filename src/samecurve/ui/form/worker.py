@@ -2,18 +2,17 @@
 
 Forms and plans look at a user's own task, which is code. So that is done here, in a process of its
 own: what the code prints goes to stderr, and if it ends the process, the page says so and starts
-another. The worker ends with the server (die_with) and when stdin is closed.
+another. The worker ends with the server, and when stdin is closed.
 """
 
 import json
 import os
-import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.system.child_process import die_with
 from samecurve.errors import SamecurveError, message_of
-from samecurve.run.fork_server import fork_server
+from samecurve.processes import fork_server
+from samecurve.run.warm_start import FIRST
 from samecurve.ui.form.answers import Answer, Answers, RefusedError
 from samecurve.ui.form.draft import error_json
 from samecurve.ui.form.places import Roots
@@ -23,17 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 RESTART = "restart"  # the answer where a user's file has changed since it was imported
-_WARM = ("torch", "samecurve.tasks.adapter.torch_adapter")
 _FAULT = "the terminal of `samecurve ui` shows where; please report it with that text"
 
 
-def main(parent: str, *roots: str) -> None:
-    die_with(int(parent))
+def main(*roots: str) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a user's file prints is no answer
     requests = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    desk = Answers(Roots.of(roots), server=fork_server(_WARM))
+    desk = Answers(Roots.of(roots), server=fork_server(FIRST))
     for line in requests:
         answer: Answer = {RESTART: True} if have_changed(desk.stamps) else _answer(desk, line)
         print(json.dumps(answer, default=str), file=answers, flush=True)
@@ -64,7 +61,3 @@ def _answer(desk: Answers, line: bytes) -> Answer:
         traceback.print_exc()
         cause = f"{type(error).__name__}: {message_of(error)}"
         return {"errors": [{"cause": cause[:1600], "remedy": _FAULT, "where": ""}]}
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

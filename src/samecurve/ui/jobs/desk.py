@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from samecurve.core.config.sections import Devices as DevicesSection
 from samecurve.core.planning.machine import choose_devices
-from samecurve.core.system.child_process import python_module
 from samecurve.errors import UserError
 from samecurve.probe import probe
+from samecurve.processes import python_module
 from samecurve.ui.form.plan_worker import PlanWorker
 from samecurve.ui.jobs.busy import Devices
 from samecurve.ui.jobs.job import ENDED, Job

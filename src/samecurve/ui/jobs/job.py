@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.system.child_process import python_module
 from samecurve.core.system.files import read_file_bytes, regular_only
+from samecurve.processes import python_module
 from samecurve.run.directory.lock import is_live
 from samecurve.run.directory.run_directory import Run
 from samecurve.terminal import printable

@@ -6,18 +6,18 @@ list, move and remove jobs; one at a time starts them (work.py).
 
 import fcntl
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
+from subprocess import DEVNULL
 from typing import Any, Literal
 
-from samecurve.core.system.child_process import python_module
 from samecurve.core.system.files import explain_os_error, write_json
 from samecurve.errors import UserError
+from samecurve.processes import OUTLIVES, Call, how_ended, start
 from samecurve.ui.jobs.busy import Devices, device_words
 from samecurve.ui.jobs.job import ENDED, Folder, Job, read_job
 from samecurve.ui.jobs.processes import ProcessName
@@ -223,16 +223,12 @@ class Queue:
         """Start the shepherd of a job, in a session of its own."""
         try:
             with open(job.log, "ab") as log:
-                subprocess.run(
-                    python_module(_SHEPHERD, str(job.path.resolve())),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    cwd=job.cwd,
-                    start_new_session=True,
-                    check=True,
-                )
-        except (OSError, subprocess.SubprocessError) as error:
+                path, file = str(job.path.resolve()), log.fileno()
+                call = Call(_SHEPHERD, (path,), new_session=True, ended_by=OUTLIVES)
+                starts = start(call, stdin=DEVNULL, stdout=file, stderr=file, cwd=job.cwd)
+                if code := starts.wait():
+                    raise OSError(f"its shepherd ended with {how_ended(code)}")
+        except OSError as error:
             now = time.time()
             with suppress(OSError), open(job.log, "a") as log:
                 log.write(f"it can't be started: {error}\n")

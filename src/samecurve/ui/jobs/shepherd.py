@@ -6,7 +6,6 @@ is no child of theirs. A signal to it is passed on to the command.
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from samecurve.core.system.files import write_json
+from samecurve.processes import start_program
 from samecurve.ui.jobs.job import journal_end, read_job
 from samecurve.ui.jobs.processes import ProcessName
 
@@ -48,7 +48,7 @@ def main(file: str) -> None:
 def _run(argv: Sequence[str]) -> int:
     """Run the command. Returns its exit code; of a signal, minus its number."""
     try:
-        child = subprocess.Popen(argv)
+        child = start_program(argv)
     except OSError as error:
         print(f"{argv[0]} can't be started: {error.strerror}", file=sys.stderr, flush=True)
         return _NOT_STARTED
@@ -59,7 +59,3 @@ def _run(argv: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, pass_on)
     return child.wait()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

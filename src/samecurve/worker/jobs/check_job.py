@@ -7,7 +7,6 @@ it knows where it hung.
 import json
 import os
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
@@ -89,6 +88,8 @@ def try_collectives(value: str) -> None:
     # public as torch.distributed.FileStore, where type checkers don't see it
     from torch._C._distributed_c10d import FileStore
 
+    from samecurve.torch_engine.profiling.collective_bench import time_collective
+
     torch.set_num_threads(1)
     device = torch.device(test.place)
     options: dict[str, Any] = {}
@@ -112,8 +113,8 @@ def try_collectives(value: str) -> None:
     arrays_on = device if test.backend == "nccl" else torch.device("cpu")
     for name in ("all-reduce", "broadcast", "all-gather"):
         report(stage=name)
-        seconds = _try_collective(name, test, arrays_on)
-        report(stage=name, seconds=seconds)
+        seconds = time_collective(name, group, arrays_on, test.bytes, _TIMES)
+        report(stage=name, seconds=min(seconds))
     report(stage="DDP step")
     report(stage="DDP step", difference=_try_ddp(test, device, group))
     dist.barrier()  # no rank leaves while another still needs it
@@ -134,59 +135,6 @@ def reporter() -> Callable[..., None]:
 
     report(stage="started")
     return report
-
-
-def _try_collective(name: str, test: CollectiveTest, device: "torch.device") -> float:
-    """Compare the result of a collective, then time it. Returns the seconds of the quickest call.
-
-    RuntimeError: the result is wrong.
-    """
-    import torch
-    import torch.distributed as dist
-
-    shard = test.bytes // 4 // test.world
-    pattern = torch.arange(shard, device=device, dtype=torch.float32) % 251
-    root = test.world - 1
-    own = pattern * (test.rank + 1)  # small whole numbers, so that sums are exact
-    whole = torch.empty(shard * test.world, device=device)
-    expected: torch.Tensor
-    if name == "all-reduce":
-        whole.copy_(own.repeat(test.world))
-        expected = (pattern * sum(range(1, test.world + 1))).repeat(test.world)
-
-        def call() -> object:
-            return dist.all_reduce(whole)
-
-    elif name == "broadcast":
-        whole.copy_(own.repeat(test.world))
-        expected = (pattern * (root + 1)).repeat(test.world)
-
-        def call() -> object:
-            return dist.broadcast(whole, src=root)
-
-    else:
-        expected = torch.cat([pattern * (rank + 1) for rank in range(test.world)])
-        # its name from torch 2.13 on, which warns of the old one
-        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-
-        def call() -> object:
-            return gather(whole, own)
-
-    call()
-    _drain(device)
-    wrong = int((whole != expected).sum())
-    if wrong:
-        raise RuntimeError(f"{name}: {wrong} of {whole.numel()} values are wrong")
-    whole.zero_()
-    seconds = []
-    for _ in range(_TIMES):
-        dist.barrier()
-        _drain(device)
-        began = time.perf_counter()
-        call()
-        _drain(device)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
 
 
 def _try_ddp(test: CollectiveTest, device: "torch.device", group: "ProcessGroup") -> float:
@@ -212,10 +160,3 @@ def _try_ddp(test: CollectiveTest, device: "torch.device", group: "ProcessGroup"
         if mine.grad is not None and theirs.grad is not None
     ]
     return max(differences)
-
-
-def _drain(device: "torch.device") -> None:
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)

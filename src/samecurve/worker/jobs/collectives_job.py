@@ -4,6 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+# how often an element passes a link, approximately
+PASSES = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+
+
+def bus_factor(name: str, world: int) -> float:
+    """The share of a collective's bytes that each link carries, as nccl-tests counts them."""
+    return 1.0 if name == "broadcast" else PASSES[name] * (world - 1) / world
+
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveJob:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.child_process import die_with
 from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Document
@@ -237,16 +236,11 @@ def _encode_messages(document: Document, tokenizer: TextTokenizer) -> Encoded:
     return tokenizer.encode_spans(text, spans)
 
 
-def main(directory: str, parent: str) -> None:
+def main(directory: str) -> None:
     """Run one tokenizing process. Users' errors are passed on in a JSON file."""
-    die_with(int(parent))
     try:
         run_job(Path(directory))
     except UserError as error:
         content = {"cause": error.cause, "remedy": error.remedy, "where": error.where}
         write_json(Path(directory) / f"error.{os.getpid()}.json", content)
         sys.exit(error.exit_code)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,7 +2,7 @@
 
 A template comes with a model and may be hostile: it may loop for hours, or fill the memory. The
 library renders it in a child; the child ends where a conversation takes more than any needs, and
-the next one starts another. `python -m` of this file is the child.
+the next one starts another.
 """
 
 import atexit
@@ -11,16 +11,17 @@ import os
 import pickle
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from subprocess import DEVNULL, PIPE
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from samecurve.core.system.child_process import child_environment, python_module
+from samecurve.processes import OUTLIVES, Call, Process, child_environment, how_ended, start
 
 Span = tuple[int, int]  # characters [begin, end)
 
@@ -39,7 +40,7 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: Process | None = None
         self._parent = 0  # the process that has started it: a forked one starts its own
 
     def render(self, template: str, inputs: Mapping[str, Any]) -> tuple[str, list[Span]]:
@@ -64,24 +65,20 @@ class TemplateProcess:
         """End the child; it keeps nothing that would be lost."""
         if self._child is not None and self._parent == os.getpid():
             self._child.kill()
-            self._child.communicate()
+            _close(self._child)
             self._child = None
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _started(self) -> Process:
         if self._child is None or self._parent != os.getpid():
             self._parent = os.getpid()
             atexit.register(self.close)
-            self._child = subprocess.Popen(
-                python_module(__name__),
-                env=child_environment(TRANSFORMERS_VERBOSITY="error"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
+            environment = child_environment(TRANSFORMERS_VERBOSITY="error")
+            call = Call(__name__, (), "serve", environment, ended_by=OUTLIVES)
+            self._child = start(call, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
         return self._child
 
 
-def _ask(child: "subprocess.Popen[bytes]", request: bytes, seconds: int) -> dict[str, Any] | None:
+def _ask(child: Process, request: bytes, seconds: int) -> dict[str, Any] | None:
     """The child's answer. None: it has ended."""
     assert child.stdin
     assert child.stdout
@@ -95,12 +92,21 @@ def _ask(child: "subprocess.Popen[bytes]", request: bytes, seconds: int) -> dict
     return answer
 
 
-def _end_of(child: "subprocess.Popen[bytes]") -> Exception:
+def _end_of(child: Process) -> Exception:
     """What the end of a child means. Its pipes are closed."""
-    child.communicate()
-    if child.returncode == -signal.SIGXCPU:
+    code = _close(child)
+    if code == -signal.SIGXCPU:
         return TemplateLimitError("the chat template makes too much text or loops too often")
-    return RuntimeError(f"the process that renders it has ended ({child.returncode})")
+    return RuntimeError(f"the process that renders it ended with {how_ended(code)}")
+
+
+def _close(child: Process) -> int:
+    """Close the pipes of a child that ends. Returns its exit code."""
+    for pipe in (child.stdin, child.stdout):
+        assert pipe
+        with suppress(BrokenPipeError):  # a request that it has not read
+            pipe.close()
+    return child.wait()
 
 
 def _error_of(answer: Mapping[str, Any]) -> Exception:
@@ -115,14 +121,17 @@ def _error_of(answer: Mapping[str, Any]) -> Exception:
     return kinds.get(answer["error"], RuntimeError)(text)
 
 
-def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
+def serve() -> None:
     """Render until there are no more requests. This process's own memory is limited from now on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
+    requests: Any = sys.stdin.buffer  # a buffered reader, which has peek()
+    answers = sys.stdout.buffer
     from transformers.utils.chat_template_utils import render_jinja_template
 
     render: Any = render_jinja_template
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_DATA, _MEMORY)
-    while requests.peek(1):  # type: ignore[attr-defined]  # a buffered reader
+    while requests.peek(1):
         seconds, request = pickle.load(requests)
         _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + seconds)
         answer = json.dumps(_answer(render, *pickle.loads(request)))
@@ -152,8 +161,3 @@ def _limit(kind: int, most: int) -> None:
     """Limit this process, within what its user's own limit (ulimit) allows."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with its parent
-    _serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from subprocess import DEVNULL, Popen, TimeoutExpired
+from subprocess import DEVNULL
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once
-from samecurve.core.system.child_process import child_environment, python_module
 from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
 from samecurve.probe.progress import show_progress
+from samecurve.processes import Call, Process, child_environment, start, wait_for
 from samecurve.tasks.huggingface.data import parts
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Kind, Learns
 from samecurve.tasks.huggingface.data.lines import text_of
@@ -225,10 +225,10 @@ class _Tokenization:
 
     def _in_processes(self, count: int) -> None:
         """Tokenize in several processes. UserError, RunError: one of them has failed."""
-        command = python_module(parts.__spec__.name, str(self._work), str(os.getpid()))
         # there are several processes, so none needs threads
         environment = child_environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
-        running = [Popen(command, env=environment, stdout=DEVNULL) for _ in range(count)]
+        call = Call(parts.__name__, (str(self._work),), environment=environment)
+        running = [start(call, stdout=DEVNULL) for _ in range(count)]
         try:
             self._wait(running)
         finally:
@@ -236,11 +236,10 @@ class _Tokenization:
                 process.kill()
                 process.wait()
 
-    def _wait(self, running: Sequence[Popen[bytes]]) -> None:
+    def _wait(self, running: Sequence[Process]) -> None:
         began = last_line_at = time.monotonic()
         while alive := [process for process in running if process.poll() is None]:
-            with suppress(TimeoutExpired):
-                alive[0].wait(_LOOK_EVERY)
+            wait_for(alive[:1], _LOOK_EVERY)
             if any(process.poll() for process in running):
                 break
             if time.monotonic() - last_line_at > _SAY_EVERY:

@@ -1,6 +1,6 @@
-"""A process that kills the ranks' process groups when their launcher is gone.
+"""A process that kills process groups when the process that named them is gone.
 
-The launcher names the groups in lines on standard input: `+GROUP` adds one, `-GROUP` removes it.
+The groups are named in lines on standard input: `+GROUP` adds one, `-GROUP` removes it.
 When the input ends, the guard kills the groups that remain. The file is run by its path with
 `-I -S`, so that the guard is there within milliseconds.
 """

@@ -18,10 +18,10 @@ from samecurve.checkpoint.manifest import MANIFEST
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.feature_list import listed_with
 from samecurve.errors import SamecurveError, UserError
+from samecurve.experiments.compare.compare_arrays import ArrayDifference, compare_saved_arrays
 from samecurve.observe.journal import events_of_file
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import number
-from samecurve.run.compare_arrays import ArrayDifference, compare_saved_arrays
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.user_class.class_place import identity_of
 from samecurve.units import some

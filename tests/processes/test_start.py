@@ -1,11 +1,10 @@
-"""Processes forked from one that has imported what they need."""
+"""Processes of calls, forked from one that has imported what they need, or started afresh."""
 
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from samecurve.run.fork_server import Call, ForkedProcess, ForkServer
+from commands import until
+from samecurve.processes import Call, ForkedProcess, ForkServer, child_environment
 
 CHILD = """
 import os, sys, time
@@ -58,7 +58,8 @@ def forked(server: ForkServer, call: Call) -> Iterator[tuple[ForkedProcess | Non
 
 
 def a_call(function: str, *arguments: str, new_session: bool = True) -> Call:
-    return Call(f"child:{function}", arguments, {"GREETING": "hello"}, new_session=new_session)
+    environment = {"GREETING": "hello"}
+    return Call("child", arguments, function, environment, new_session=new_session)
 
 
 def test_a_forked_process_is_as_one_started(server: ForkServer) -> None:
@@ -92,27 +93,27 @@ def test_what_can_not_be_forked_whole_is_not_forked(server: ForkServer) -> None:
 
 
 DYING = """
-import os, sys
-from samecurve.run.fork_server import Call, ForkServer
+import sys
+from commands import until
 
 server = ForkServer(["colorsys"])
-function = "samecurve.core.system.child_process:die_with"
-call = Call(function, (str(os.getpid()),), dict(os.environ), new_session=True)
-assert server.fork(call, (0, 1, 2)).wait() == 1  # a text is no process id
-call = Call("grandchild:wait", (str(os.getpid()),), dict(os.environ), new_session=True)
-print(server._process.pid, server.fork(call, (0, 1, 2)).pid, flush=True)
+stranger = Call("grandchild", (), "wait", new_session=True, parent=1)
+assert start(stranger, server=server).wait() == 1  # it is no child of that one
+call = Call("grandchild", (), "wait", new_session=True)
+forked, afresh = start(call, server=server), start(call)
+print(server._process.pid, forked.pid, afresh.pid, flush=True)
 sys.stdin.read()
 """
 
 
 def test_all_of_them_end_with_the_one_that_asked(tmp_path: Path) -> None:
     (tmp_path / "grandchild.py").write_text(
-        "import time\nfrom samecurve.core.system.child_process import die_with\n\n"
-        "def wait(parent):\n    die_with(int(parent))\n    time.sleep(60)\n"
+        "import os, time\n\ndef wait():\n    open(str(os.getpid()), 'w')\n    time.sleep(60)\n"
     )
     asker = subprocess.Popen(
         [sys.executable, "-c", DYING],
         cwd=tmp_path,
+        env=child_environment(PYTHONPATH=str(tmp_path)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -121,10 +122,7 @@ def test_all_of_them_end_with_the_one_that_asked(tmp_path: Path) -> None:
     with asker:
         assert asker.stdout
         pids = [int(pid) for pid in asker.stdout.readline().split()]
-        time.sleep(0.1)  # until it has asked to die with it
+        until(lambda: all((tmp_path / str(pid)).exists() for pid in pids[1:]))
         assert all(psutil.pid_exists(pid) for pid in pids)
         asker.kill()
-    deadline = time.monotonic() + 10
-    while any(psutil.pid_exists(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 10)

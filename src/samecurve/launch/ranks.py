@@ -1,0 +1,99 @@
+"""The ranks of a run as processes of this machine, which the supervisor starts and watches."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from samecurve.diagnose.crash import explain
+from samecurve.diagnose.notes import note_of, read_note, read_notes
+from samecurve.errors import RunError, SamecurveError
+from samecurve.launch.script.placement import hold_port
+from samecurve.launch.supervisor import RankGroup, RankReport
+from samecurve.probe import oom_kills, oom_kills_since
+from samecurve.processes import Call, ForkServer, child_environment, start
+from samecurve.processes.guard import OrphanGuard
+from samecurve.run.directory.attempt import Attempt
+from samecurve.run.directory.run_directory import Run
+from samecurve.run.start_files import PreparedRun
+from samecurve.watch import HangLimit
+from samecurve.watch.hang_watch import HangWatch
+from samecurve.worker.cluster_env import local_environment
+
+# the first rank serves the rendezvous, also where this process has got another's from torch's agent
+_OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def train_by_ranks(
+    prepared: PreparedRun,
+    limit: HangLimit,
+    *,
+    port: int,
+    server: ForkServer | None,
+    gives_up: Callable[[], bool],
+) -> SamecurveError | None:
+    """Start the ranks, and wait for their end. Returns why they failed; None: they did not.
+
+    No torch is imported here, which takes seconds: the first rank serves the rendezvous.
+
+    gives_up: whether the ranks are to be ended, since the run was stopped and they have not met
+    """
+    run, world_size = prepared.run, prepared.plan.layout.world_size
+    oom_kills_before = oom_kills()
+    watch = HangWatch(run.logs, run.processes, world_size=world_size, limit=limit)
+    hang: RunError | None = None
+
+    def look(_: Mapping[int, int]) -> None:
+        nonlocal hang
+        if group.has_failed:
+            return
+        if not gives_up():
+            hang = hang or watch.look()
+            if hang is None:
+                return
+        group.kill()
+
+    try:
+        with OrphanGuard() as guard, hold_port(port) as held_port:
+            variables = [
+                _OWN_STORE | local_environment(rank, world_size, held_port)
+                for rank in range(world_size)
+            ]
+            calls = [rank_call(prepared.attempt, **of_rank) for of_rank in variables]
+            group = RankGroup(
+                [partial(start, call, server=server) for call in calls],
+                guard=guard,
+                read_report=partial(read_report, run),
+            )
+            try:
+                group.start()
+                group.watch([look])
+            finally:
+                group.clear()
+    except Exception as error:  # of this process itself
+        return hang or explain([note_of(0, error, run.home)], {}, run.logs)
+    if hang or not group.end.failed:
+        return hang
+    return explain(
+        read_notes(run.logs, prepared.attempt.name),
+        group.end.failed,
+        run.logs,
+        oom_kills=oom_kills_since(oom_kills_before),
+        world_size=world_size,
+        left_early=group.end.finished_before,
+    )
+
+
+def rank_call(attempt: Attempt, **variables: str) -> Call:
+    """The call of a rank as a process of its own. variables: say which rank it is."""
+    return Call(
+        "samecurve.worker.rank_main",
+        (attempt.to_json(),),
+        environment=child_environment(**variables),
+        new_session=True,
+        unbuffered=True,
+    )
+
+
+def read_report(run: Run, rank: int) -> RankReport | None:
+    """The failure that one of our ranks has reported; None: nothing yet."""
+    note = read_note(run.logs, rank)
+    return RankReport(note.exit_code, note.time) if note else None
