@@ -21,7 +21,7 @@ from samecurve.torch_engine.step import training_step
 from samecurve.torch_engine.step.step_metrics import QueuedMetrics
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.strategies.base import Strategy
-from samecurve.torch_engine.strategies.reducers.base import Reducer
+from samecurve.torch_engine.strategies.reducers import Reducer
 
 # ---- copies to the GPU
 

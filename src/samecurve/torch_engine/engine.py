@@ -46,7 +46,12 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 )
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 from samecurve.torch_engine.split_check.split_check import SplitCheck
-from samecurve.torch_engine.step.precision import LossScale, as_weights, autocast_for
+from samecurve.torch_engine.step.precision import (
+    LossScale,
+    as_weights,
+    autocast_for,
+    set_deterministic,
+)
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.step_assembly import Step, make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
@@ -83,8 +88,6 @@ class TorchEngine:
         self.device = devices[0]
         self._exit_stack = ExitStack()
         if plan.compute.deterministic:
-            from samecurve.torch_engine.kernels import set_deterministic
-
             set_deterministic(True)
             self._exit_stack.callback(set_deterministic, False)
         self._strategy = make_strategy(plan, comm, devices)

@@ -16,7 +16,6 @@ from samecurve.core.config.sections import Batch, Config, Optimizer
 from samecurve.core.config.train_section import EXACT_DEVICES
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
-from samecurve.core.planning.exact_auto import least_work
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.layout import Layout
@@ -46,6 +45,8 @@ def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
     if not facts.flops_per_sample or not facts.model.arrays:
         why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
         return None, f"the work of a sample is not known{why}"
+    from samecurve.core.planning.exact_auto import least_work  # of auto alone
+
     least = least_work(facts, compiled=config.train.compile)
     micro, work = 0, 0.0
     for num_devices in exact_candidates(config):

@@ -1,5 +1,5 @@
 """Number formats: weights in f32 (or f64), mixed precisions by autocast, and for f16 a scale of the
-loss that all ranks share.
+loss that all ranks share; and whether kernels give the same bits each time.
 """
 
 from collections.abc import Callable, Iterator
@@ -107,6 +107,17 @@ def attention_of_any_length() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's own
+    """Choose kernels that give the same bits each time; or, when disabled, the fastest kernels.
+
+    An operation that has no deterministic kernel raises an error when it runs.
+    """
+    torch.use_deterministic_algorithms(enabled)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.deterministic = enabled
+    torch.backends.cuda.enable_cudnn_sdp(not enabled)  # its backward has no deterministic form
 
 
 class LossScale:

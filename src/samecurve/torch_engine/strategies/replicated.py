@@ -7,7 +7,7 @@ others.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,9 @@ from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, Peers, end_group
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 from samecurve.torch_engine.strategies.reducers import make_reducer
-from samecurve.torch_engine.strategies.threads import ThreadTeam
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.strategies.threads import ThreadTeam
 
 T = TypeVar("T")
 
@@ -30,7 +32,7 @@ class Replicated(Strategy):
 
     def __init__(self, plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> None:
         super().__init__(plan, comm, devices)
-        self._team = ThreadTeam(len(devices)) if len(devices) > 1 else None
+        self._team = _team_of(len(devices)) if len(devices) > 1 else None
         self._norms = comm
         if plan.compute.norm_sync and comm.group and dist.get_world_size() == comm.world_size:
             # Synchronised norms sum in backward, as buckets are sent. Where ranks leave different
@@ -98,3 +100,9 @@ class Replicated(Strategy):
             self._team.close()
         if self._norms.group is not None and self._norms is not self._comm:
             end_group(self._norms.group)
+
+
+def _team_of(num_devices: int) -> "ThreadTeam":
+    from samecurve.torch_engine.strategies.threads import ThreadTeam  # of dp alone
+
+    return ThreadTeam(num_devices)

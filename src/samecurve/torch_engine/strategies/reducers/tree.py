@@ -14,7 +14,7 @@ from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.reducers.base import Reducer, clear
+from samecurve.torch_engine.strategies.reducers import Reducer, clear
 from samecurve.torch_engine.strategies.reducers.buckets import (
     GradientQueue,
     Gradients,
