@@ -29,7 +29,6 @@ from samecurve.core.planning.capacity import (
 from samecurve.core.planning.compute import (
     check_compile,
     check_coupled,
-    check_float8,
     check_model_computes,
     check_precision,
     choose_compute,
@@ -163,7 +162,7 @@ class _Planning:
         if options.offload_frozen:
             from samecurve.core.planning.frozen_offload import check_frozen_offload
 
-            check_frozen_offload(train, facts)
+            check_frozen_offload(self.config, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
         return self._memory(options, layout, self._split(layout, capacity), capacity)
 
@@ -336,7 +335,6 @@ class _Planning:
 
             check_exact_optimizer(config.optimizer, facts, layout)
         check_compile(train, layout.engine)
-        check_float8(train, precision.value, layout, facts.blocks)
         say_compute(log, train, facts)
         check_precision(log.take(precision), layout)
         check_model_computes(train, precision.value, facts)
