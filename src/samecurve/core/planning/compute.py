@@ -32,7 +32,6 @@ class Compute:
     keyed_dropout: bool = False  # random masks follow the sample
     allow_coupled: bool = False  # what the split check finds is said, not refused
     non_finite: str = "stop"
-    fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
 
 
 def choose_compute(
@@ -41,7 +40,6 @@ def choose_compute(
     *,
     precision: Precision,
     threads: int,
-    fused_attention: bool,
 ) -> Compute:
     """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
@@ -54,7 +52,6 @@ def choose_compute(
         keyed_dropout=bool(facts.keyed_dropout),
         allow_coupled=train.allow_coupled,
         non_finite=train.non_finite,
-        fused_attention=fused_attention,
     )
 
 
