@@ -88,7 +88,8 @@ def samecurve(setting: Setting, *, float8: bool = False) -> None:
 
     A step is told of when the next one is queued, so the clock waits for nothing.
     """
-    made = replace(setting.plan, compute=replace(setting.plan.compute, float8=float8))
+    features = {**setting.plan.features, **({"float8": True} if float8 else {})}
+    made = replace(setting.plan, features=features)
     engine = TorchEngine(setting.task, made, setting.config.optimizer, Comm(), [setting.device])
     times: list[float] = []
 

@@ -128,11 +128,11 @@ def planned(
 def test_the_plan_says_which_kernel_and_why(given: dict[str, Any], says: str) -> None:
     plan = planned(**given)
     assert says in plan.reasons["attention"]
-    assert plan.compute.fused_attention is (not given)
+    assert ("fused_attention" in plan.features) is (not given)
     assert Plan.from_json(plan.to_json()).compute == plan.compute
 
 
 def test_a_model_without_attention_says_nothing() -> None:
     plan = planned(head=None)
     assert "attention" not in plan.reasons
-    assert not plan.compute.fused_attention
+    assert "fused_attention" not in plan.features

@@ -28,7 +28,7 @@ def decoder() -> Decoder:
 
 
 def test_layers_of_fitting_size_in_blocks_are_converted_and_gradients_follow() -> None:
-    from samecurve.torch_engine.model.float8 import convert
+    from samecurve.features.float8.conversion import convert
 
     plain, narrow, cpu = decoder(), decoder(), torch.device("cpu")
     converted = convert(narrow, cpu, emulate=True)

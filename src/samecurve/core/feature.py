@@ -62,6 +62,8 @@ class Feature(Generic[Fields, Value]):
     changes_results: False for what only watches a run
     facts: what it must know of a task and its model, a dataclass with defaults; a task brings the
         feature by facts that are no defaults
+    libraries: modules that must be installed -> the extra that installs each
+    excludes: keys of the config that can't have a value beside the feature's
     hooks: where the package has hooks
     """
 
@@ -76,6 +78,8 @@ class Feature(Generic[Fields, Value]):
     tabled: ClassVar[tuple[str, ...]] = ()
     changes_results: ClassVar[bool] = True
     facts: ClassVar[type[Any]] = NoFacts
+    libraries: ClassVar[Mapping[str, str]] = {}
+    excludes: ClassVar[tuple[str, ...]] = ()
     hooks: ClassVar[tuple[Where, ...]] = ()
 
     @property

@@ -65,14 +65,14 @@ class ListedFeature:
 @cache
 def listed() -> tuple[ListedFeature, ...]:
     """The features of this package."""
-    rows = json.loads((_HOME / "list.json").read_text())
-    known = {name: row for name, row in rows.items() if name in _folders()}
-    found = [
-        ListedFeature(name=name, place=_OURS + name, **_with_tuples(row))
-        for name, row in known.items()
-    ]
-    found += [_row_of(_OURS + name) for name in _folders() if name not in known]
-    return _in_order(found)
+    known = _with_tuples(json.loads((_HOME / "list.json").read_text()))
+    rows = []
+    for name in _folders():
+        if name in known:
+            rows.append(ListedFeature(name=name, place=_OURS + name, **known[name]))
+        else:
+            rows.append(_row_of(_OURS + name))
+    return _in_order(rows)
 
 
 def _with_tuples(value: Any) -> Any:

@@ -47,9 +47,11 @@ class JaxHooks:
 
     value: what the plan has of the feature
     keeps_average: whether a state has an average, which evaluations take for the weights
+    fuses_attention: whether the model computes attention by one fused kernel
     """
 
     keeps_average: ClassVar[bool] = False
+    fuses_attention: ClassVar[bool] = False
 
     def __init__(self, engine: HookedEngine, value: Any) -> None:
         self.engine, self.value = engine, value

@@ -26,7 +26,7 @@ def table(
     tabled = [name for row in listed_with(plan.features) for name in row.tabled]
     decided += [
         [name, reasons[name]]
-        for name in ("coupled", *tabled, "dropout", "compile", "float8")
+        for name in ("coupled", *tabled, "dropout", "compile")
         if name in reasons
     ]
     memory = [[term.name, show_bytes(term.bytes), term.formula] for term in plan.memory]

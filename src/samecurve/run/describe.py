@@ -42,14 +42,14 @@ def check_installed(config: Config) -> None:
             f"{install_command('jax')} (for NVIDIA GPUs also 'jax[cuda13]'), or --engine torch",
             "engine",
         )
-    if config.train.float8 and find_spec("torchao") is None:
-        from samecurve.core.system.installation import install_command
+    for row in config.named_features:
+        for name, extra in row.load().libraries.items():
+            if find_spec(name) is None:
+                from samecurve.core.system.installation import install_command
 
-        raise UserError(
-            "train.float8 needs torchao: not installed",
-            f"{install_command('fp8')}, or leave train.float8 out",
-            "train.float8",
-        )
+                key = row.keys[0]
+                cause = f"{key} needs {name}: not installed"
+                raise UserError(cause, f"{install_command(extra)}, or leave {key} out", key)
 
 
 def describe(

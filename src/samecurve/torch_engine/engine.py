@@ -3,9 +3,9 @@
 A step is step/training_step.py, an evaluation evaluation.py.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -60,7 +60,6 @@ from samecurve.torch_engine.strategies import make_strategy
 if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
-    from samecurve.torch_engine.step.feature_hooks import TorchHooks
 
 
 class TorchEngine:
@@ -103,10 +102,7 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        self.features: dict[str, TorchHooks] = {  # of the run, in their order
-            name: hooks(self._setup, value)
-            for name, hooks, value in hooks_of({**plan.features, **task.brings}, "torch")
-        }
+        self._add_features({**plan.features, **task.brings})
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)
         KEYED_FUNCTIONS.acquire()
@@ -119,6 +115,16 @@ class TorchEngine:
             self._exit_stack.callback(ONE_DEVICE_VIEW.release)
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
+
+    @property
+    def features(self) -> Mapping[str, Any]:
+        """The hooks of the run's features, by name and in their order."""
+        return self._setup.features
+
+    def _add_features(self, found: Mapping[str, Any]) -> None:
+        """Add the hooks of features. found: what the run has of each, by name"""
+        for name, hooks, value in hooks_of(found, "torch"):
+            self._setup.features[name] = hooks(self._setup, value)
 
     def stage(self, rounds: Sequence[Round], _samples: int) -> list[Round]:
         """Host arrays as tensors, in pinned memory where they go to a GPU."""
@@ -198,12 +204,13 @@ class TorchEngine:
             allowed=self.plan.compute.allow_coupled,
         )
         self._setup.step_buffers.update(verdict.steady)
+        self._add_features(verdict.brings)
         self._begin_steps(state)
         return [*lines, *verdict.notes]
 
     def _begin_steps(self, state: State) -> None:
         """Put the step of this state together."""
-        self.step = make_training_step(self._setup, state, self.features.values())
+        self.step = make_training_step(self._setup, state)
 
     def _assemble(self, is_given: IsGiven | None) -> State:
         """The state of a run's start, without the values that are given."""

@@ -274,6 +274,14 @@ class Config(Section):
         """The features of which the config has a value that is no default."""
         return [row for row in self.features if row.is_named(vars(getattr(self, row.section)))]
 
+    def excluding(self, key: str) -> list[str]:
+        """The keys of the config that have a value which rules out another key."""
+        rows = [row for row in self.named_features if key in row.load().excludes]
+        found = [name for row in rows for name in row.keys]
+        if self.train.compile and key == "devices.offload_frozen":
+            found.insert(0, "train.compile")
+        return found
+
     def with_settled_defaults(self) -> Self:
         """The config with the defaults of `model` that follow from `train`."""
         model = self.model.settle_defaults(self.train)

@@ -66,9 +66,6 @@ class Train(Section):
     compile: bool = False
     """engine torch: torch.compile of each repeated block; faster steps, slower first ones; same
     results up to rounding"""
-    float8: bool = False
-    """with precision bf16, on GPUs that have it: products of the blocks' linear layers in eight
-    bits (torchao); changes results"""
     exact: Literal["auto", True, False] = "auto"
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
     one tree. auto: on CPU ranks, where nothing stands in its way and a microbatch is enough work;

@@ -5,7 +5,6 @@ from samecurve.core.planning.batch import check_uneven
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.compute import (
     check_compile,
-    check_float8,
     check_precision,
     check_threads,
     choose_precision,
@@ -42,7 +41,7 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     if config.devices.offload_frozen:
         from samecurve.core.planning.frozen_offload import check_frozen_offload
 
-        refusals.collect(check_frozen_offload, train)
+        refusals.collect(check_frozen_offload, config)
     refusals.raise_any()
     assert layout is not None, "else it was refused"
     return layout
@@ -69,6 +68,5 @@ def _layout_before_facts(
         size = even_split(config, layout, Capacity(), fixed=None).value.global_batch_size
         choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
     refusals.collect(check_threads, config.devices, layout)
-    refusals.collect(check_float8, train, precision, layout, blocks=None)
     refusals.collect(check_precision, precision, layout)
     return layout

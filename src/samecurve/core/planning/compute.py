@@ -15,7 +15,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.strategies import Reducer
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
 
 
@@ -27,14 +27,12 @@ class Compute:
     threads: int  # inside one device's operations
     recompute: Recompute
     compile: bool = False
-    float8: bool = False
     # microbatches are computed one by one, and their results are added along TreeSum's tree
     exact: bool = False
     norm_sync: bool = False  # BatchNorm over all samples of a step
     keyed_dropout: bool = False  # random masks follow the sample
     allow_coupled: bool = False  # what the split check finds is said, not refused
     non_finite: str = "stop"
-    fused_attention: bool = False  # engine jax: by cuDNN's kernel, which keeps no scores
 
     @property
     def reducer(self) -> Reducer:
@@ -53,7 +51,6 @@ def choose_compute(
     *,
     precision: Precision,
     threads: int,
-    fused_attention: bool,
 ) -> Compute:
     """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
@@ -61,13 +58,11 @@ def choose_compute(
         threads=threads,
         recompute=train.recompute,
         compile=train.compile,
-        float8=train.float8,
         exact=train.is_exact,
         norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
         allow_coupled=train.allow_coupled,
         non_finite=train.non_finite,
-        fused_attention=fused_attention,
     )
 
 
@@ -138,34 +133,6 @@ def check_compile(train: Train, engine: str) -> None:
             "leave --compile out (--set train.compile=false, where a file asks for it)",
             "train.compile",
         )
-
-
-def check_float8(train: Train, precision: Precision, layout: Layout, blocks: int | None) -> None:
-    """UserError: products in eight bits are asked for where there are none.
-
-    blocks: repeated layers of the model; None: not known yet
-    """
-    if not train.float8:
-        return
-    if train.is_exact:
-        raise NotExactError(
-            "train.float8: it rounds, which train.exact is there to rule out",
-            "leave it out",
-            "train.float8",
-        )
-    device = layout.devices[0]
-    refused = {
-        "it is for engine torch": layout.engine != "torch",
-        f"CPU ranks have no products in eight bits ({device.name})": device.kind == "cpu",
-        f"{device.name} has no products in eight bits": device.lacks("float8"),
-        f"weights and other products are to be bf16, not {precision}": precision != "bf16",
-        "the model has no repeated blocks whose layers it could convert": blocks is not None
-        and blocks < 2,
-    }
-    for why, is_so in refused.items():
-        if is_so:
-            remedy = "--dtype bf16" if "bf16" in why else "leave it out"
-            raise UserError(f"train.float8: {why}", remedy, "train.float8")
 
 
 def check_model_computes(train: Train, precision: Precision, facts: Facts) -> None:
@@ -272,17 +239,6 @@ def say_compute(log: DecisionLog, train: Train, facts: Facts) -> None:
         )
         if train.is_exact:
             log.reasons["compile"] += "; every rank compiles the same programs, which is checked"
-    if train.float8:
-        log.reasons["float8"] = (
-            "products of the blocks' linear layers in eight bits, scaled by each tensor's largest"
-            " value"
-        )
-        log.warnings.append("train.float8: results change: products are rounded to eight bits")
-    if train.float8 and not train.compile:
-        log.warnings.append(
-            "train.float8 without --compile is slower than bf16: scaling takes more than the"
-            " products save"
-        )
     if count := len(facts.keyed_dropout):
         log.reasons["dropout"] = (
             f"masks of {counted(count, 'layer')} follow the sample, whatever the device"

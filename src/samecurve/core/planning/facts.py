@@ -166,8 +166,6 @@ class Facts:
     adapters: Mapping[str, int] = field(default_factory=dict)
     flops_unknown: str = ""  # why flops_per_sample is None, where that is known
     library_bytes: int = 0  # of host memory that the task's own libraries take, beside the engine's
-    # numbers of a head of attention that engine jax may fuse into one kernel; None: there is none
-    attention_head: int | None = None
     keyed_dropout: tuple[str, ...] = ()  # layers whose random masks follow the sample
     formulas: Mapping[str, str] = field(default_factory=dict)  # how the numbers here came about
     notes: tuple[str, ...] = ()  # what else the task says of its model and data, a line each

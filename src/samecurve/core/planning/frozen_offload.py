@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from samecurve.core.config.section import Recompute
-from samecurve.core.config.train_section import Train
+from samecurve.core.config.sections import Config
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
@@ -54,20 +54,19 @@ def link_to_host(device: str) -> LinkSpec:
     return host_link(device) or slowest_host_link()
 
 
-def check_frozen_offload(train: Train, facts: Facts | None = None) -> None:
+def check_frozen_offload(config: Config, facts: Facts | None = None) -> None:
     """Refuse what frozen weights in host memory can't serve. facts: None: not known yet
 
-    UserError: the section `train` asks for what has not been built together with it; or the model
+    UserError: the config asks for what has not been built together with it; or the model
     has nothing that could lie in host memory.
     """
-    for is_wanted, key in ((train.compile, "train.compile"), (train.float8, "train.float8")):
-        if is_wanted:
-            raise UserError(
-                f"{_WHERE} with {key} is not built: it is not known what a compiler, or products in"
-                " eight bits, keep of weights that come and go",
-                f"leave {key} out (--set {key}=false, where a file asks for it), or {_WHERE}",
-                _WHERE,
-            )
+    for key in config.excluding(_WHERE):
+        raise UserError(
+            f"{_WHERE} with {key} is not built: it is not known what a compiler, or products in"
+            " eight bits, keep of weights that come and go",
+            f"leave {key} out (--set {key}=false, where a file asks for it), or {_WHERE}",
+            _WHERE,
+        )
     if facts is None:
         return
     if words := facts.features.get("after_step"):

@@ -103,7 +103,7 @@ def memory_options(
         optimizer=config.optimizer,
         limit=config.devices.memory,
         features=tuple((feature, config) for feature in features),
-        can_offload=not (config.train.compile or config.train.float8),
+        can_offload=not config.excluding("devices.offload_frozen"),
         kind=kind,
     )
 

@@ -33,7 +33,7 @@ _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
     offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
-    reference because warnings fixed exact slot_times compile float8 allow_coupled best
+    reference because warnings fixed exact slot_times compile allow_coupled best
     test_samples
 """
 _NAMES = {  # of the fields whose keys are older than their names

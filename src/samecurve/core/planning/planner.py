@@ -29,7 +29,6 @@ from samecurve.core.planning.capacity import (
 from samecurve.core.planning.compute import (
     check_compile,
     check_coupled,
-    check_float8,
     check_model_computes,
     check_precision,
     choose_compute,
@@ -115,13 +114,7 @@ class _Planning:
         step = self._step(options, precision)
         layout, split = step.layout, step.split
         threads = self._threads(layout)
-        compute = choose_compute(
-            train,
-            facts,
-            precision=precision.value,
-            threads=threads,
-            fused_attention=self._fused_attention(layout, precision.value),
-        )
+        compute = choose_compute(train, facts, precision=precision.value, threads=threads)
         fixed = self._fixed(layout, split, threads)
         order = make_order(facts.data.samples, facts.data.buckets, split.global_batch_size, fixed)
         schedule = self._schedule(order)
@@ -163,7 +156,7 @@ class _Planning:
         if options.offload_frozen:
             from samecurve.core.planning.frozen_offload import check_frozen_offload
 
-            check_frozen_offload(train, facts)
+            check_frozen_offload(self.config, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
         return self._memory(options, layout, self._split(layout, capacity), capacity)
 
@@ -232,15 +225,6 @@ class _Planning:
         if speeds is None:
             return split
         return self.log.take(choose_uneven_split(speeds, split, may_cut=not train.is_exact))
-
-    def _fused_attention(self, layout: Layout, precision: Precision) -> bool:
-        """Whether a fused kernel computes attention: of a model that has some, under jax."""
-        if self.facts.attention_head is None or layout.engine != "jax":
-            return False
-        from samecurve.core.planning.attention import choose_attention
-
-        exact = self.config.train.is_exact
-        return self.log.take(choose_attention(self.facts, layout, precision, exact=exact))
 
     def _memory(
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
@@ -336,7 +320,6 @@ class _Planning:
 
             check_exact_optimizer(config.optimizer, facts, layout)
         check_compile(train, layout.engine)
-        check_float8(train, precision.value, layout, facts.blocks)
         say_compute(log, train, facts)
         check_precision(log.take(precision), layout)
         check_model_computes(train, precision.value, facts)

@@ -3,7 +3,7 @@
 `verdict.py` compares the hashes, which each engine's hooks compute.
 """
 
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from samecurve.core.config.section import Section
 from samecurve.core.feature import Feature, Planned
@@ -15,7 +15,7 @@ from samecurve.units import counted
 class CheckReplicasFields(Section):
     """The keys of `train`."""
 
-    check_replicas: NonNegativeInt = 0
+    check_replicas: NonNegativeInt = Field(0, json_schema_extra={"unit": "steps"})
     """steps between comparisons of what several devices hold alike (weights, buffers, optimizer
     state), bit by bit; also before each evaluation and save. A difference ends the run; 0: none"""
 

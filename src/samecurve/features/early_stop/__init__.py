@@ -7,7 +7,7 @@ rank, on any number of devices, and after a resume.
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from samecurve.core.config.section import MetricGoal, Section
 from samecurve.core.config.sections import Config
@@ -45,7 +45,7 @@ class EarlyStop(Section):
 class EarlyStopFields(Section):
     """The keys of `train`."""
 
-    early_stop: EarlyStop | None = None
+    early_stop: EarlyStop | None = Field(None, json_schema_extra={"label": "Stop early"})
     """metric, mode, patience, min_delta: end the run once evaluations get no better, at the same
     step on any devices"""
 

@@ -1,7 +1,6 @@
 """train.ema: a moving average of the weights, which is what is evaluated, sampled and exported."""
 
 from collections.abc import Mapping
-from typing import Annotated
 
 from pydantic import Field
 
@@ -15,7 +14,9 @@ from samecurve.core.planning.facts import Facts
 class EmaFields(Section):
     """The keys of `train`."""
 
-    ema: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ema: float = Field(
+        0.0, ge=0, lt=1, json_schema_extra={"label": "Moving average of the weights"}
+    )
     """decay of a moving average of the weights (0.999), which is what is evaluated, sampled and
     exported; 0: none"""
 

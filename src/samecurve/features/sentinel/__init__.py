@@ -7,7 +7,7 @@ the bits must be the same: it finds a device that computes wrong.
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config
@@ -24,7 +24,7 @@ from samecurve.units import counted, join_words
 class SentinelFields(Section):
     """The keys of `train`."""
 
-    sentinel: NonNegativeInt = 0
+    sentinel: NonNegativeInt = Field(0, json_schema_extra={"unit": "steps"})
     """steps between checks that compute one microbatch's gradient again, on every device, and
     compare the bits: they find a device that computes wrong; 0: none"""
     on_sentinel: Literal["stop", "warn"] = "stop"

@@ -124,7 +124,8 @@ class HFModel(Section):
     def settle_defaults(self, train: Section) -> Section:
         """Hold the base of an adapter in bf16 where products round it to bf16 anyway."""
         assert isinstance(train, Train)
-        rounds = train.precision == "bf16" and not train.float8  # float8 reads wider weights
+        reads_wider = getattr(train, "float8", False)  # a feature: products in eight bits
+        rounds = train.precision == "bf16" and not reads_wider
         if self.adapter is None or "quantize" in self.model_fields_set or not rounds:
             return self
         return self.model_copy(update={"quantize": "bf16"})

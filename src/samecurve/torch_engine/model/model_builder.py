@@ -276,12 +276,10 @@ class ModelBuilder:
             compile_own_parts(model, self._same_programs, num_threads=threads)
 
     def _apply_speed_options(self, model: nn.Module, device: torch.device) -> None:
-        """Apply train.float8, train.recompute and train.compile, as the plan has them."""
+        """Apply features, train.recompute and train.compile, as the plan has them."""
         compute = self._setup.plan.compute
-        if compute.float8:
-            from samecurve.torch_engine.model.float8 import convert
-
-            convert(model, device)
+        for hooks in self._setup.features.values():
+            hooks.prepare(model, device)
         if compute.compile:
             from samecurve.torch_engine.model.compile_blocks import compile_model
 

@@ -77,6 +77,11 @@ class SplitVerdict:
     steady: AbstractSet[str]
     notes: Sequence[str] = ()
 
+    @property
+    def brings(self) -> dict[str, AbstractSet[str]]:
+        """The features that the run needs for what was found, with what their hooks take."""
+        return {"step_buffers": self.steady} if self.steady else {}
+
 
 class SplitCheck:
     """A check on this process's first device; all ranks call it together.

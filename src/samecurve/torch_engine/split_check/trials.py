@@ -183,8 +183,9 @@ class Trials:
             vars(self).update(before)
 
     def can_widen(self) -> bool:
-        layout, compute = self._plan.layout, self._plan.compute
-        as_they_are = layout.shards == 1 and not layout.offload_frozen and not compute.float8
+        layout = self._plan.layout
+        as_they_are = layout.shards == 1 and not layout.offload_frozen
+        as_they_are = as_they_are and not _changes_products(self._setup)
         return as_they_are and self.is_small()
 
     def is_small(self) -> bool:
@@ -347,7 +348,13 @@ def _format_of(setup: EngineSetup) -> Format:
     if plan.compute.precision == "f64":
         return "f64"
     is_narrow = plan.compute.precision in {"bf16", "f16"}
-    return "narrow" if plan.compute.float8 or (is_narrow and plan.layout.shards > 1) else "f32"
+    is_narrow = _changes_products(setup) or (is_narrow and plan.layout.shards > 1)
+    return "narrow" if is_narrow else "f32"
+
+
+def _changes_products(setup: EngineSetup) -> bool:
+    """Whether a feature computes products in another format than the weights say."""
+    return any(hooks.changes_products for hooks in setup.features.values())
 
 
 def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,10 @@
 """The base class of what a feature does in the steps of engine torch (core/feature.py)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
 
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
@@ -11,10 +14,16 @@ class TorchHooks:
     """A feature in one process of a run. Each method does nothing where it is not overridden.
 
     value: what the plan has of the feature
+    changes_products: whether the products of layers are others than their weights' formats say
     """
+
+    changes_products: ClassVar[bool] = False
 
     def __init__(self, setup: EngineSetup, value: Any) -> None:
         self.setup, self.value = setup, value
+
+    def prepare(self, model: nn.Module, device: torch.device) -> None:
+        """Change a model of this process, before blocks are compiled or run again."""
 
     def begin(self, state: State) -> None:
         """Add to a state that has been made, and whose arrays may have no values yet."""

@@ -5,7 +5,7 @@ stays as it is (EngineSetup), and what each step moves (State).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -50,6 +50,8 @@ class EngineSetup:
     notes: list[str | Event] = field(default_factory=list)
     # names of buffers that every forward pass moves alike, and that move once a step
     step_buffers: set[str] = field(default_factory=set)
+    # the hooks of the run's features, by name and in their order (feature_hooks.py)
+    features: dict[str, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -2,9 +2,8 @@
 hooks that only some runs need.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.optimizers.optimizer import HostCopyParam
@@ -12,18 +11,13 @@ from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
 
-if TYPE_CHECKING:
-    from samecurve.torch_engine.step.feature_hooks import TorchHooks
-
 # The training step of a run: one update, or several in turn. It is given the state, the batch, the
 # learning rate and this rank's requests; it changes the state in place, and returns it.
 Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, PendingMetrics]]
 
 
-def make_training_step(
-    setup: EngineSetup, state: State, features: Iterable["TorchHooks"] = ()
-) -> Step:
-    """The step of this process. features: of the run, in their order"""
+def make_training_step(setup: EngineSetup, state: State) -> Step:
+    """The step of this process."""
     kind = TrainingStep
     if setup.plan.whole_batch:
         from samecurve.torch_engine.step.batch_loss import BatchLossStep
@@ -34,12 +28,11 @@ def make_training_step(
         _move_host_copies_back(step)
         _watch_first_steps(step)
         _time_forward(step)
-        _keep_step_buffers(step)
     _check_held_tensors(steps[-1])
     for step in steps:
         _scale_loss(step)
-    for feature in features:
-        feature.add_to(steps)
+    for hooks in setup.features.values():
+        hooks.add_to(steps)
     for step in steps:
         _watch(step)
     if len(steps) == 1:
@@ -79,20 +72,6 @@ def _time_forward(step: TrainingStep) -> None:
     timer = ForwardTimer(step.setup.device, step.report)
     step.before_forward.append(timer.begin)
     step.after_forward.append(timer.end)
-
-
-def _keep_step_buffers(step: TrainingStep) -> None:
-    """Let these buffers change once a step, however many microbatches it has."""
-    names = step.setup.step_buffers
-    if not names:
-        return
-    from samecurve.torch_engine.step.step_buffers import StepBuffers
-
-    buffers = StepBuffers(step.setup, names)
-    step.before_forward.append(buffers.begin_microbatch)
-    step.after_forward.append(buffers.after_forward)
-    step.after_backward.append(buffers.after_backward)
-    step.after_microbatches.append(buffers.end_step)
 
 
 def _check_held_tensors(step: TrainingStep) -> None:

@@ -1,7 +1,7 @@
 """The fields of a form, made from the JSON Schema of a task's config.
 
 fields.yaml says which keys are basic for each task, and their labels, units and order; labels and
-help texts that it lacks follow from the schema.
+help texts that it lacks follow from the schema, which has the labels and units of features.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -205,13 +205,13 @@ def _field(key: str, node: Schema, section: str, engine: str) -> Field:
     default = node.get("default")
     return Field(
         key=key,
-        label=words["labels"].get(key) or _label(key),
+        label=node.get("label") or words["labels"].get(key) or _label(key),
         help=node.get("description", ""),
         kind=kind,
         default=bool(default) if kind == "switch" else default,
         nullable=nullable,
         choices=choices,
-        unit=words["units"].get(key, ""),
+        unit=node.get("unit") or words["units"].get(key, ""),
         placeholder=placeholder,
         section=section,
     )

@@ -1,4 +1,4 @@
-"""train.float8: the linear layers of the blocks multiply in eight bits.
+"""The conversion of the blocks' linear layers to products in eight bits.
 
 Each tensor is scaled by its present largest value. Weights stay in f32. torchao does the work; it
 is imported late.

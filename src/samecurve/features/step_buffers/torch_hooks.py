@@ -1,19 +1,33 @@
-"""Buffers that a forward pass moves whatever its rows are: an estimate of a weight's norm
-(spectral_norm), a count of steps.
-
-They move once a step, however many microbatches the step has: each microbatch begins with what the
-step began with, and what the last one leaves is the step's. A device without a microbatch of its
-own takes over what another device's left.
+"""Step buffers in engine torch: each microbatch begins with what the step began with, and what the
+last one leaves is the step's. A device without a microbatch of its own takes over what another
+device's left.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 import torch
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.split_check.side_effects import equal
+from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.units import first_and_count
+
+
+class Hooks(TorchHooks):
+    """Keeps the buffers in each update of a step."""
+
+    value: AbstractSet[str]  # the buffers' names
+
+    def add_to(self, steps: Sequence[TrainingStep]) -> None:
+        for step in steps:
+            buffers = StepBuffers(step.setup, self.value)
+            step.before_forward.append(buffers.begin_microbatch)
+            step.after_forward.append(buffers.after_forward)
+            step.after_backward.append(buffers.after_backward)
+            step.after_microbatches.append(buffers.end_step)
 
 
 class StepBuffers:
