@@ -94,7 +94,7 @@ def test_what_can_not_be_forked_whole_is_not_forked(server: ForkServer) -> None:
 
 DYING = """
 import sys
-from commands import until
+from samecurve.processes import Call, ForkServer, start
 
 server = ForkServer(["colorsys"])
 stranger = Call("grandchild", (), "wait", new_session=True, parent=1)
@@ -122,6 +122,7 @@ def test_all_of_them_end_with_the_one_that_asked(tmp_path: Path) -> None:
     with asker:
         assert asker.stdout
         pids = [int(pid) for pid in asker.stdout.readline().split()]
+        assert len(pids) == 3
         until(lambda: all((tmp_path / str(pid)).exists() for pid in pids[1:]))
         assert all(psutil.pid_exists(pid) for pid in pids)
         asker.kill()

@@ -1,7 +1,7 @@
 """Parts of a source; each is tokenized by itself, by the first process that takes it.
 
 The tokens of a part follow from its chunks and the tokenizer alone, so any number of processes
-makes the same tokens. `python -m samecurve.tasks.huggingface.data.parts JOB PARENT` is one of them.
+makes the same tokens. main() is one of them.
 """
 
 import json
