@@ -109,8 +109,13 @@ def is_own_lock(run: Run) -> bool:
 
 def is_live(run: Run) -> bool:
     """Whether a process on this host holds the run's lock."""
+    return is_locked(run.home / "lock")
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process on this host holds the lock on a file."""
     try:
-        with open(run.home / "lock", "rb", opener=regular_only) as file:
+        with open(path, "rb", opener=regular_only) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from samecurve.core.system.files import regular_only
 from samecurve.errors import UserError
+from samecurve.run.directory.lock import is_locked
 from samecurve.ui.jobs.busy import Devices
 from samecurve.ui.jobs.job import Job
 from samecurve.ui.jobs.queue import Queue
@@ -66,14 +67,7 @@ def _holder(file: TextIO) -> str:
 
 def has_worker(queue: Queue) -> bool:
     """Whether a process works on the queue."""
-    try:
-        with open(queue.lock, "rb", opener=regular_only) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
+    return is_locked(queue.lock)
 
 
 def work(
