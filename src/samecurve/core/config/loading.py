@@ -186,7 +186,7 @@ def config_class(
     }
     for name in dict.fromkeys(row.section for row in rows):
         section = _with_features(name, rows, rows if named is None else named)
-        task_fields[name] = (section, section())
+        task_fields[name] = (section, section.model_construct())  # nothing is checked yet
     config = create_model(f"{task.capitalize()}Config", __base__=Config, **task_fields)
     config.features = rows
     return config
