@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FILES_OF_A_STEP = 13
-CALLS_OF_A_STEP = 130
+CALLS_OF_A_STEP = 120
 MODULES_OF_A_RUN = {"--no-exact": 150, "--exact": 163}
 CIRCLES = 0
 PROMISE_LINES = 580
