@@ -63,6 +63,7 @@ class TorchEngine:
 
     comm: who trains together
     devices: those of this process
+    own_sharded: shard models by strategies/sharded, not by torch's FSDP2
 
     step: one optimizer step: TrainingStep.run (step/training_step.py), or, in a task with phases,
         StepsInTurn.run. init() and restore() put it together for their state.
@@ -77,11 +78,13 @@ class TorchEngine:
         optimizer: Optimizer,
         comm: Comm,
         devices: Sequence[torch.device],
+        *,
+        own_sharded: bool = False,
     ) -> None:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.notes: list[str | Event] = []
         self.device = devices[0]
-        self._strategy = make_strategy(plan, comm, devices)
+        self._strategy = make_strategy(plan, comm, devices, own_sharded=own_sharded)
         sites = DrawSites()
         self._setup = EngineSetup(
             task=task,

@@ -17,6 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.model.model_setup import repeated_blocks
+from samecurve.torch_engine.model.sharded_parameter import ShardedParameter
 
 
 @dataclass
@@ -57,10 +58,12 @@ class HostCopyParam(OptimizerParam):
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor.
+    """Whether this process has a part of it only: a ShardedParameter or a DTensor.
 
-    That class takes a second to import; where it was not, nothing is one.
+    The latter's class takes a second to import; where it was not, nothing is one.
     """
+    if isinstance(tensor, ShardedParameter):
+        return True
     if "torch.distributed.tensor" not in sys.modules:
         return False
     from torch.distributed.tensor import DTensor  # waits, where another thread is importing it
@@ -70,6 +73,8 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, which may be sharded; no copy."""
+    if isinstance(tensor, ShardedParameter):
+        return tensor.own.detach()
     distributed: Any = tensor  # a DTensor, where it is sharded
     part: torch.Tensor = distributed.to_local() if is_sharded(tensor) else tensor
     return part

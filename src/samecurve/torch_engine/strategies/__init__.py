@@ -24,15 +24,23 @@ STRATEGIES: Mapping[str, str] = {
 _EXACT = "exact:Exact"  # where every bit counts: whole models, and sharded ones
 _EXACT_SHARDED = "exact_fsdp:ExactFSDP"
 _EXACT_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # which gather weights once a step
+_OWN_SHARDED = "sharded.strategy:Sharded"
 
 
-def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
-    """The plan's strategy, for these devices of this process."""
+def make_strategy(
+    plan: Plan, comm: Comm, devices: Sequence[torch.device], *, own_sharded: bool = False
+) -> Strategy:
+    """The plan's strategy, for these devices of this process.
+
+    own_sharded: shard by strategies/sharded, not by torch's FSDP2
+    """
     place = STRATEGIES[plan.layout.strategy]
     if plan.compute.exact:
         place = _EXACT_SHARDED if plan.layout.shards > 1 else _EXACT
         if plan.layout.gathers_once:
             place = _EXACT_ONCE
+    if own_sharded and plan.layout.shards > 1:
+        place = _OWN_SHARDED
     module, _, name = place.partition(":")
     kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
     return kind(plan, comm, devices)

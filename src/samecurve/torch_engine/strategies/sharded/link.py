@@ -1,0 +1,87 @@
+"""The ranks that hold the shards of one copy of the model, and the stream on which they gather."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+# public in torch.distributed, where type checkers don't see it
+from torch._C._distributed_c10d import Work
+
+from samecurve.torch_engine.process_group import Comm
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.strategies.sharded.group import WeightGroup
+
+# torch 2.13 renamed them
+_all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+class ShardLink:
+    """What a group of weights needs to be gathered and summed.
+
+    On a GPU weights are gathered on a stream of their own, beside the computation. The memory that
+    a gather fills is read by the computation's stream, so the gather stream waits until it was
+    read before it is used again.
+
+    comm: this rank, and those with the other shards
+    device: where the model computes
+    home: where the shards lie: the device, or host memory
+    gathered: the groups that are gathered, by where their memory begins
+    """
+
+    def __init__(self, comm: Comm, device: torch.device, home: torch.device) -> None:
+        self.comm, self.device, self.home = comm, device, home
+        self.shards, self.place = comm.world_size, comm.rank
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.gathered: dict[int, WeightGroup] = {}
+        self._is_new_pass = True
+        self._last_read: Any = None  # event: the computation has read what was gathered
+        self._read: list[torch.Tensor] = []  # that memory, until the gather stream has waited
+
+    def begin_pass(self) -> None:
+        """Weights may have been moved since the last pass, by the computation's stream."""
+        self._is_new_pass = True
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Work on the gather stream."""
+        if self._stream is None:
+            yield
+            return
+        if self._last_read is not None:
+            self._stream.wait_event(self._last_read)
+            self._last_read = None
+            self._read.clear()
+        if self._is_new_pass:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            self._is_new_pass = False
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> Work:
+        work: Work = _all_gather(gathered, sent, group=self.comm.group, async_op=True)
+        return work
+
+    def all_to_all(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
+        work: Work = dist.all_to_all_single(received, sent, group=self.comm.group, async_op=True)
+        return work
+
+    def reduce_scatter(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
+        work: Work = _reduce_scatter(received, sent, group=self.comm.group, async_op=True)
+        return work
+
+    def wait(self, work: Work) -> None:
+        """Let the computation wait for a gather."""
+        work.wait()
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def was_read(self, *memory: torch.Tensor) -> None:
+        """The computation has been told to read all of this memory, which a gather has used."""
+        if self._stream is not None:
+            self._last_read = torch.cuda.current_stream(self.device).record_event()
+            self._read += memory
