@@ -10,8 +10,9 @@ passes follow the order that it has found, each group's sum at its place in that
 went different ways, or skipped blocks, the order is that of the blocks' numbers; a model that calls
 them otherwise goes on in lockstep.
 
-A group that is gathered several times in a training pass stays whole until the pass ends, from the
-next pass on: a model that works through its rows in chunks calls blocks now more often, now less.
+A group that a function has called several times in one pass stays whole until the pass ends, from
+the next training pass of that function on: a model that works through its rows in chunks calls
+blocks now more often, now less.
 """
 
 from collections import Counter
@@ -24,6 +25,7 @@ import torch
 from torch import nn
 
 from samecurve.errors import UserError
+from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.gather_events import ListOwners, skipped_blocks
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
@@ -96,16 +98,26 @@ class Order:
 
 @dataclass
 class _Pass:
-    """The pass in work. order: that it follows; None: it is made in lockstep"""
+    """The pass in work.
+
+    order: that it follows; None: it is made in lockstep
+    repeated: groups that a pass of this function has called several times
+    """
 
     key: Key
     trains: bool
     order: Order | None
+    repeated: set[int]
     is_backward: bool = False
     at: int = 0  # the place of the next gather in the direction at work
     forward: list[int] = field(default_factory=list)  # what a pass in lockstep has agreed on
     backward: list[int] = field(default_factory=list)
     has_diverged: bool = False
+
+    @property
+    def kept_whole(self) -> set[int]:
+        """Groups that stay whole until this pass ends, once they are gathered."""
+        return self.repeated if self.trains else set()
 
     @property
     def agreed(self) -> list[int]:
@@ -126,19 +138,26 @@ class GatherOrder:
     """Gathers the groups of a model.
 
     model: that the groups' titles are names in
+    comm: all ranks, which agree on one order for all copies of the model
     """
 
     def __init__(
-        self, model: nn.Module, groups: Sequence[WeightGroup], sums: Sums, link: ShardLink
+        self,
+        model: nn.Module,
+        groups: Sequence[WeightGroup],
+        sums: Sums,
+        link: ShardLink,
+        comm: Comm,
     ) -> None:
-        self._groups, self._sums, self._link = groups, sums, link
+        self._groups, self._sums, self._link, self._comm = groups, sums, link, comm
         self._roots = [group.number for group in groups if group.is_root]
         self._blocks = [group for group in groups if not group.is_root]
         self._in_sum_order = [group for group in reversed(groups) if group.trained]
         self._titles = [group.title for group in groups]
         self._owners = ListOwners(model, [group.title for group in self._blocks])
         self._orders: dict[Key, Order] = {}
-        self._kept_whole: set[int] = set()  # until a training pass ends, once gathered
+        # by function: groups that stay whole until its training pass ends; they outlive a reset
+        self._repeated: dict[Key, set[int]] = {}
         self._needed_last: int | None = None
         self._pass: _Pass | None = None
 
@@ -158,8 +177,9 @@ class GatherOrder:
 
     def begin(self, key: Key, *, trains: bool) -> None:
         self._abandon()
-        key = (*key, trains, torch.is_grad_enabled())
-        self._pass = _Pass(key, trains, self._orders.get(key))
+        kept_whole = self._repeated.setdefault(key, set())
+        full_key = (*key, trains, torch.is_grad_enabled())
+        self._pass = _Pass(full_key, trains, self._orders.get(full_key), kept_whole)
         self._link.begin_pass()
         if self._pass.order is None:
             self._owners.watch()
@@ -177,10 +197,8 @@ class GatherOrder:
         now = self._pass
         if now is None or now.is_backward or group.is_held:
             return True
-        if not now.trains:
-            return False
         is_first_in_backward = now.order is not None and now.order.stays == group.number
-        return is_first_in_backward or group.number in self._kept_whole
+        return is_first_in_backward or group.number in now.kept_whole
 
     def need_in_backward(self, group: WeightGroup) -> None:
         """Gather a group. Beside the computation of the first one, which has stayed whole, the next
@@ -223,7 +241,6 @@ class GatherOrder:
     def reset(self) -> None:
         self._abandon()
         self._orders.clear()
-        self._kept_whole.clear()
 
     def gradient_came(self, group: WeightGroup) -> None:
         """UserError: the group has been summed already."""
@@ -238,7 +255,7 @@ class GatherOrder:
                 "model",
             )
         group.last_gradient = len(now.agreed)
-        is_kept = group.is_root or group.is_held or group.number in self._kept_whole
+        is_kept = group.is_root or group.is_held or group.number in now.kept_whole
         if group.is_complete and not is_kept:
             group.free()
 
@@ -284,12 +301,12 @@ class GatherOrder:
         """Do what all ranks agree on: they gather one of the groups that they ask for, after they
         have summed those whose gradients all of them have.
         """
-        link, groups = self._link, self._groups
-        table = torch.zeros(link.shards, 1 + len(groups), dtype=torch.int64)
-        table[link.place, 0] = number
+        comm, groups = self._comm, self._groups
+        table = torch.zeros(comm.world_size, 1 + len(groups), dtype=torch.int64)
+        table[comm.rank, 0] = number
         if now.is_backward:
-            table[link.place, 1:] = torch.tensor([self._can_be_summed(one, now) for one in groups])
-        table = link.comm.all_reduce(table.to(link.device))().cpu()
+            table[comm.rank, 1:] = torch.tensor([self._can_be_summed(one, now) for one in groups])
+        table = comm.all_reduce(table.to(self._link.device))().cpu()
         asked = {int(one) for one in table[:, 0]}
         can_be_summed = table[:, 1:].all(0).tolist()
         for group in self._in_sum_order if now.is_backward else ():
@@ -307,20 +324,20 @@ class GatherOrder:
 
     def _can_be_summed(self, group: WeightGroup, now: _Pass) -> bool:
         """Whether this rank has all gradients of a group, and no more will come."""
-        may_get_more = group.is_root or group.is_held or group.number in self._kept_whole
+        may_get_more = group.is_root or group.is_held or group.number in now.kept_whole
         return group.is_complete and not may_get_more and now.forward.count(group.number) == 1
 
     def _finish(self, now: _Pass, group: WeightGroup, *, is_needed: bool) -> None:
-        stays = now.trains and group.number in self._kept_whole
+        stays = group.number in now.kept_whole
         if now.is_backward and is_needed:
-            self._free_frozen(group)
+            self._free_frozen(now, group)
         group.finish(keep=is_needed or stays)
 
-    def _free_frozen(self, needed: WeightGroup) -> None:
+    def _free_frozen(self, now: _Pass, needed: WeightGroup) -> None:
         """Give back frozen groups, of whose use in backward no gradient tells the end."""
         for group in self._blocks:
             is_in_use = group is needed or group.number == self._needed_last or group.is_held
-            is_in_use |= group.number in self._kept_whole
+            is_in_use |= group.number in now.kept_whole
             if group.is_whole and not group.trained and not is_in_use:
                 group.free()
 
@@ -328,7 +345,7 @@ class GatherOrder:
 
     def _learn(self, now: _Pass) -> None:
         """Keep the order of a pass; all ranks call it together."""
-        at_work = self._owners.lists_at_work(self._link.comm, self._link.device)
+        at_work = self._owners.lists_at_work(self._comm, self._link.device)
         repeated = {
             number
             for numbers in (now.forward, now.backward)
@@ -337,13 +354,14 @@ class GatherOrder:
         }
         called = set(now.forward).difference(self._roots)
         skipped = self._skipped(called, at_work)
-        if not now.trains:
-            if not (repeated or skipped or now.has_diverged):
-                self._orders[now.key] = Order(now.forward, [], {}, None)
+        late = self._late(now) if now.trains else set()
+        if not repeated <= now.repeated:
+            now.repeated |= repeated
+            self._forget_orders(now.key)
             return
-        late = self._late(now)
-        if repeated:
-            self._kept_whole |= repeated
+        if not now.trains:
+            if not (now.repeated or skipped or now.has_diverged):
+                self._orders[now.key] = Order(now.forward, [], {}, None)
             return
         forward, backward = now.forward, now.backward
         if skipped or now.has_diverged:
@@ -352,8 +370,13 @@ class GatherOrder:
                 return
             blocks = sorted(called | skipped)
             forward = [*self._roots, *blocks]
-            backward = [number for number in reversed(blocks) if number not in self._kept_whole]
-        self._orders[now.key] = self._order(forward, backward, late)
+            backward = [number for number in reversed(blocks) if number not in now.repeated]
+        self._orders[now.key] = self._order(forward, backward, {*late, *now.repeated})
+
+    def _forget_orders(self, key: Key) -> None:
+        """Learn the order of a function's passes again. key: of one of them"""
+        for other in [other for other in self._orders if other[:-2] == key[:-2]]:
+            del self._orders[other]
 
     def _skipped(self, called: set[int], at_work: Sequence[str]) -> set[int]:
         """The groups of blocks that no rank has called, in lists whose blocks are at work."""
@@ -374,7 +397,7 @@ class GatherOrder:
             if group.number in now.backward:
                 is_late |= group.last_gradient > now.backward.index(group.number) + 1
             own[group.number] = float(is_late)
-        flags = self._link.comm.all_reduce(own.to(self._link.device))().tolist()
+        flags = self._comm.all_reduce(own.to(self._link.device))().tolist()
         return {number for number, flag in enumerate(flags) if flag}
 
     def _order(self, forward: list[int], backward: list[int], late: set[int]) -> Order:
@@ -384,7 +407,7 @@ class GatherOrder:
             stays, backward = backward[0], backward[1:]
         sums_at: dict[int, list[int]] = {}
         in_turn = backward if stays is None else [stays, *backward]
-        left_out = {*late, *self._roots, *self._kept_whole}
+        left_out = {*late, *self._roots}
         for number, following in pairwise(in_turn):
             if self._groups[number].trained and number not in left_out:
                 sums_at.setdefault(backward.index(following), []).append(number)

@@ -12,7 +12,6 @@ weight's format must see that of one device.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -129,7 +128,7 @@ class Sharded(Strategy):
             once = OnceSums(groups, link, self._nodes_of_ranks, is_tree=is_tree)
             return once, OnceOrder(groups, once, link)
         sums = RoundSums(groups, link, is_tree=is_tree)
-        return sums, GatherOrder(model, groups, sums, link)
+        return sums, GatherOrder(model, groups, sums, link, self._comm)
 
     def _note_gradient(self, whole: nn.Parameter) -> None:
         """Refuse gradients that the tree can't reproduce."""
@@ -166,8 +165,7 @@ class Sharded(Strategy):
 
     def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
         self._order.begin(_key(function, arguments), trains=False)
-        keeps = self._reads.saved_weights() if torch.is_grad_enabled() else nullcontext()
-        with keeps:
+        with self._reads.saved_weights():  # a function may take gradients itself
             result = function(self.models[0], *arguments)
         self._order.end()
         return result
