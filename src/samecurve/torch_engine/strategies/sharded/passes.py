@@ -79,6 +79,19 @@ class WeightReads:
         """Hooks by which autograd keeps a weight's place, not its memory, in a forward pass."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
+    def without_views(self, result: Any, groups: Sequence[WeightGroup] = ()) -> Any:
+        """A result with copies in place of weights and views of them, whose memory goes.
+
+        groups: whose weights these are; none: any
+        """
+
+        def own(tensor: torch.Tensor) -> torch.Tensor:
+            group = self._link.gathered.get(_address(tensor)) if type(tensor) in _PLAIN else None
+            is_view = group is not None and (not groups or group in groups)
+            return tensor.clone() if is_view else tensor
+
+        return tree_map_only(torch.Tensor, own, result)
+
     def _need(self, group: WeightGroup) -> None:
         if group.is_whole:
             return
@@ -105,12 +118,7 @@ class WeightReads:
         order = self._order
         if order is None or not order.is_at_work or order.is_backward:
             return output
-
-        def own(tensor: torch.Tensor) -> torch.Tensor:
-            group = self._link.gathered.get(_address(tensor)) if type(tensor) in _PLAIN else None
-            return tensor.clone() if group in groups else tensor
-
-        output = tree_map_only(torch.Tensor, own, output)
+        output = self.without_views(output, groups)
         if order.trains and torch.is_grad_enabled():
             self._watch_backward(groups, output)
         for group in groups:

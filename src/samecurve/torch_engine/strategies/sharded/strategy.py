@@ -159,14 +159,14 @@ class Sharded(Strategy):
     def train(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
         self._order.begin(_key(function, arguments), trains=True)
         with self._reads.saved_weights():
-            result = function(self.models[0], *arguments)
+            result: T = self._reads.without_views(function(self.models[0], *arguments))
         self._order.end_forward()
         return result
 
     def call(self, _device_index: int, function: Callable[..., T], *arguments: object) -> T:
         self._order.begin(_key(function, arguments), trains=False)
         with self._reads.saved_weights():  # a function may take gradients itself
-            result = function(self.models[0], *arguments)
+            result: T = self._reads.without_views(function(self.models[0], *arguments))
         self._order.end()
         return result
 
