@@ -12,7 +12,7 @@ weight's format must see that of one device.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -255,47 +255,50 @@ class Sharded(Strategy):
         Where every bit counts the ranks of a copy put the sums of all rows together, and these are
         added up in one order.
         """
-        is_cut = [_is_cut(param.parameter) for param in trained]
         if not self._is_exact:
-            own = [
-                g for g, cut in zip(gradients, is_cut, strict=True) if cut or not self._link.place
-            ]
-            squared = torch.zeros((), dtype=torch.float64, device=self._device)
-            if own:
-                norms = torch._foreach_norm(own)  # noqa: SLF001 - public nowhere
-                squared += torch.stack(norms).double().square().sum().to(self._device)
-            return self._shards.all_reduce(squared)().sqrt()
+            return self._shards.all_reduce(self._squared(trained, gradients))().sqrt()
         shapes = [gradient.shape for gradient in gradients]
         if self._squares is None or self._squares.shapes != shapes:  # of the step's other update
             self._squares = RowSquares(gradients)
             self._row_places = self._places_of_rows(trained, gradients)
-        places, total = self._row_places
+        places, counted, total = self._row_places
         of_rows = torch.zeros(total, dtype=torch.float64, device=self._device)
-        kept = places >= 0
-        of_rows[places[kept]] = self._squares(gradients).to(self._device)[kept]
+        of_rows.index_copy_(0, places, self._squares(gradients).to(self._device) * counted)
         return norm_of_rows(self._shards.all_reduce(of_rows)())
+
+    def _squared(
+        self, trained: Sequence[OptimizerParam], gradients: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """The square of this rank's part of the norm. The first rank counts what is not cut."""
+        counted = [
+            gradient
+            for param, gradient in zip(trained, gradients, strict=True)
+            if _is_cut(param.parameter) or self._link.place == 0
+        ]
+        squared = torch.zeros((), dtype=torch.float64, device=self._device)
+        if counted:
+            norms = torch._foreach_norm(counted)  # noqa: SLF001 - public nowhere
+            squared += torch.stack(norms).double().square().sum().to(self._device)
+        return squared
 
     def _places_of_rows(
         self, trained: Sequence[OptimizerParam], gradients: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor, int]:
-        """Where this rank's rows lie among all rows of the model, -1 for those that another rank
-        counts; and how many there are.
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Where this rank's rows lie among all rows of the model; 1.0 for those that it counts; and
+        how many rows there are. The first rank counts those of weights that are not cut.
         """
-        places, total = [], 0
+        places, counted, total = [], [], 0
         for param, gradient in zip(trained, gradients, strict=True):
             own = gradient.shape[0] if gradient.ndim else 1
-            parameter: Any = param.parameter
-            if parameter.is_cut:
-                places.append(torch.arange(own) + total + parameter.first_row)
-                total += parameter.shape[0]
-            else:
-                places.append(
-                    torch.arange(own) + total
-                    if not self._link.place
-                    else -torch.ones(own, dtype=torch.int64)
-                )
-                total += own
-        return torch.cat(places).to(self._device), total
+            is_cut, first, rows = _is_cut(param.parameter), 0, own
+            if is_cut:
+                first, rows = param.parameter.first_row, param.parameter.shape[0]
+            places.append(torch.arange(own) + total + first)
+            counts = is_cut or self._link.place == 0
+            counted.append(torch.full((own,), float(counts), dtype=torch.float64))
+            total += rows
+        in_a_row = torch.cat(places).to(self._device), torch.cat(counted).to(self._device)
+        return *in_a_row, total
 
     def sum_over_parts(
         self, params: Sequence[OptimizerParam], values: Sequence[torch.Tensor]
@@ -400,6 +403,6 @@ def _key(function: Callable[..., object], arguments: Sequence[object]) -> tuple[
     return (getattr(function, "__qualname__", ""), *words)
 
 
-def _is_cut(tensor: Any) -> "bool":
+def _is_cut(tensor: torch.Tensor) -> TypeGuard[ShardedParameter]:
     """Whether other processes have other rows of a tensor."""
     return isinstance(tensor, ShardedParameter) and tensor.is_cut
