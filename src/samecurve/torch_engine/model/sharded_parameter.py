@@ -5,6 +5,7 @@ parameter in a forward or backward pass is given the whole weight, which is gath
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -55,8 +56,8 @@ class ShardedParameter(nn.Parameter):
         parameter.first_row, parameter.is_cut = first_row, is_cut
         return parameter
 
-    @property  # type: ignore[misc]  # torch declares an attribute
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+    @property
+    def grad(self) -> torch.Tensor | None:
         """The gradient of this process's rows."""
         return self.own.grad
 
@@ -93,12 +94,12 @@ class ShardedParameter(nn.Parameter):
         form = {"first_row": self.first_row, "is_cut": self.is_cut}
         return ShardedParameter.of(outline, own, self._gathered, **form)  # type: ignore[arg-type]
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         del tensor_contents
         return f"ShardedParameter(shape={tuple(self.shape)}, own={tuple(self.own.shape)})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        return _whole(self).__deepcopy__(memo)  # type: ignore[no-any-return,operator]
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return deepcopy(_whole(self), memo)
 
 
 def _whole(parameter: ShardedParameter) -> torch.Tensor:

@@ -227,16 +227,20 @@ class WeightGroup:
         for weight in self.trained:
             weight.whole.grad = None
 
+    def like_packed(self) -> torch.Tensor:
+        """An empty tensor of the form of what packed() gives."""
+        size = (0, self.gradient_size)
+        return torch.empty(size, dtype=self.sum_dtype, device=self._link.device)
+
     @torch.no_grad()
     def packed(self, gradients: Gradients) -> torch.Tensor:
         """What each rank is to be sent of whole gradients, [ranks, size]; zeros where there is
         none. A weight that is not cut is summed by the first rank.
         """
         shards = self._link.shards
-        form = {"dtype": self.sum_dtype, "device": self._link.device}
+        packed = self.like_packed().new_empty(shards, self.gradient_size)
         if all(gradient is None for gradient in gradients):
-            return torch.zeros(shards, self.gradient_size, **form)
-        packed = torch.empty(shards, self.gradient_size, **form)
+            return packed.zero_()
         parts = torch.split(packed, self._gradient_sizes, dim=1)
         filled, numbers = [], []
         for part, gradient, weight in zip(parts, gradients, self.trained, strict=True):

@@ -36,7 +36,9 @@ class ShardLink:
     def __init__(self, comm: Comm, device: torch.device, home: torch.device) -> None:
         self.comm, self.device, self.home = comm, device, home
         self.shards, self.place = comm.world_size, comm.rank
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream: Any = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.gathered: dict[int, WeightGroup] = {}
         self._is_new_pass = True
         self._last_read: Any = None  # event: the computation has read what was gathered

@@ -122,7 +122,7 @@ class OnceSums:
         if self._is_tree:
             held = [group.packed(gradients) for _, gradients in self._own.pop(number).held]
             group.drop_gradients()
-            like = torch.empty(0, group.gradient_size, dtype=group.sum_dtype, device=link.device)
+            like = group.like_packed()
             received = send_nodes(held, self._nodes(self._count), link.comm, like)
             count = self._count
 

@@ -197,8 +197,7 @@ class Sharded(Strategy):
         nodes = self._nodes_of_copies(self._count, copies.world_size)
         of_copy = {} if self._is_exact else self._sums.totals()
         for group in (group for group in self._groups if group.trained):
-            form = {"dtype": group.sum_dtype, "device": self._device}
-            like = torch.zeros(group.gradient_size, **form)
+            like = group.like_packed().new_zeros(group.gradient_size)
             if self._is_exact:
                 held = [values for _, values in self._sums.held(group)]
                 wait = sum_over_copies(held, nodes, self._count, copies, like)
@@ -290,9 +289,10 @@ class Sharded(Strategy):
         places, counted, total = [], [], 0
         for param, gradient in zip(trained, gradients, strict=True):
             own = gradient.shape[0] if gradient.ndim else 1
-            is_cut, first, rows = _is_cut(param.parameter), 0, own
-            if is_cut:
-                first, rows = param.parameter.first_row, param.parameter.shape[0]
+            parameter: torch.Tensor = param.parameter
+            is_cut, first, rows = False, 0, own
+            if _is_cut(parameter):
+                is_cut, first, rows = True, parameter.first_row, parameter.shape[0]
             places.append(torch.arange(own) + total + first)
             counts = is_cut or self._link.place == 0
             counted.append(torch.full((own,), float(counts), dtype=torch.float64))
