@@ -161,7 +161,7 @@ class WeightGroup:
     def finish(self, *, keep: bool) -> None:
         """Wait for the gather. keep: the weights are needed; otherwise this rank only took part."""
         assert self._pending is not None
-        work, sent, gathered = self._pending
+        work, _sent, gathered = self._pending
         self._pending = None
         keep = keep and not self.is_whole
         if keep:
@@ -177,7 +177,7 @@ class WeightGroup:
             torch.split_with_sizes_copy(by_rank, self._sent_sizes, dim=1, out=regions)
             self.is_whole = True
             self._link.gathered[self._storage.data_ptr()] = self
-        self._link.was_read(sent, gathered)
+        self._link.was_read()
 
     def free(self) -> None:
         """Give the memory of the whole weights back."""

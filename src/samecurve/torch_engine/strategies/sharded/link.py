@@ -25,7 +25,7 @@ class ShardLink:
 
     On a GPU weights are gathered on a stream of their own, beside the computation. The memory that
     a gather fills is read by the computation's stream, so the gather stream waits until it was
-    read before it is used again.
+    read before it is given back.
 
     comm: this rank, and those with the other shards
     device: where the model computes
@@ -41,8 +41,6 @@ class ShardLink:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.gathered: dict[int, WeightGroup] = {}
         self._is_new_pass = True
-        self._last_read: Any = None  # event: the computation has read what was gathered
-        self._read: list[torch.Tensor] = []  # that memory, until the gather stream has waited
 
     def begin_pass(self) -> None:
         """Weights may have been moved since the last pass, by the computation's stream."""
@@ -54,10 +52,6 @@ class ShardLink:
         if self._stream is None:
             yield
             return
-        if self._last_read is not None:
-            self._stream.wait_event(self._last_read)
-            self._last_read = None
-            self._read.clear()
         if self._is_new_pass:
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
             self._is_new_pass = False
@@ -82,8 +76,9 @@ class ShardLink:
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
-    def was_read(self, *memory: torch.Tensor) -> None:
-        """The computation has been told to read all of this memory, which a gather has used."""
+    def was_read(self) -> None:
+        """The computation has been told to read what was gathered. Call it before that memory is
+        given back: the gather stream may be given it next.
+        """
         if self._stream is not None:
-            self._last_read = torch.cuda.current_stream(self.device).record_event()
-            self._read += memory
+            self._stream.wait_event(torch.cuda.current_stream(self.device).record_event())

@@ -5,7 +5,7 @@ the order of their numbers. In the last backward pass groups are summed in the o
 as soon as its gradients are there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -58,8 +58,6 @@ class OnceSums:
         self._own = {
             group.number: TreeSum(num_microbatches, add_gradients) for group in self._groups
         }
-        self._wide.clear()
-        self._sums.clear()
 
     def begin_round(self, numbers: Numbers, *, is_real: bool, is_last: bool) -> None:
         self._is_real, self._is_last, self._num_added = is_real, is_last, 0
@@ -160,8 +158,10 @@ class OnceSums:
             self._receive()
 
     def drop(self) -> None:
-        """Leave the sums of a step that was not finished."""
         self.finish()
+        self._own.clear()
+        self._wide.clear()
+        self._sums.clear()
         for group in self._groups:
             group.drop_gradients()
 
@@ -170,11 +170,13 @@ class OnceSums:
         assert isinstance(tree, FlatTree)
         return tree.held
 
-    def totals(self) -> Mapping[int, torch.Tensor]:
-        return {
+    def take_totals(self) -> dict[int, torch.Tensor]:
+        totals = {
             number: sum_.total() if isinstance(sum_, FlatTree) else sum_
             for number, sum_ in self._sums.items()
         }
+        self.drop()
+        return totals
 
 
 class OnceOrder:
@@ -250,6 +252,6 @@ class OnceOrder:
             group = self._groups[self._at]
             group.start()
             self._at += 1
+            group.finish(keep=True)
             if self._at < len(self._groups):
                 self._groups[self._at].start()
-            group.finish(keep=True)

@@ -292,9 +292,9 @@ class GatherOrder:
         if now.is_backward and now.order is not None:
             for summed in now.order.sums_at.get(place, ()):
                 self._sums.send(self._groups[summed])
-        if now.at < len(events):
-            self._groups[events[now.at]].start()
         self._finish(now, group, is_needed=due == number)
+        if now.at < len(events):  # beside the computation, in memory that is free by now
+            self._groups[events[now.at]].start()
         return due
 
     def _agree(self, now: _Pass, number: int) -> int:

@@ -182,20 +182,20 @@ class Sharded(Strategy):
         """Leave the sums over all microbatches in the gradients of this rank's rows."""
         self._sums.finish()
         if self._copies is None:
-            totals = self._sums.totals()
+            totals = self._sums.take_totals()
         else:
             totals = self._sum_over_copies(self._copies)
         self._share_whole(totals)
         for group in self._groups:
             if group.trained:
-                group.set_gradients(without_negative_zeros(totals[group.number]))
+                group.set_gradients(without_negative_zeros(totals.pop(group.number)))
 
-    def _sum_over_copies(self, copies: Comm) -> Mapping[int, torch.Tensor]:
+    def _sum_over_copies(self, copies: Comm) -> dict[int, torch.Tensor]:
         """Add up what the copies of the model have, each the nodes of neighbouring microbatches."""
         totals: dict[int, torch.Tensor] = {}
         waiting: list[tuple[int, Callable[[], torch.Tensor]]] = []
         nodes = self._nodes_of_copies(self._count, copies.world_size)
-        of_copy = {} if self._is_exact else self._sums.totals()
+        of_copy = {} if self._is_exact else self._sums.take_totals()
         for group in (group for group in self._groups if group.trained):
             like = group.like_packed().new_zeros(group.gradient_size)
             if self._is_exact:
@@ -207,7 +207,9 @@ class Sharded(Strategy):
             if len(waiting) > _AHEAD:
                 number, first = waiting.pop(0)
                 totals[number] = first()
-        return totals | {number: wait() for number, wait in waiting}
+        totals |= {number: wait() for number, wait in waiting}
+        self._sums.drop()
+        return totals
 
     def _nodes_of_copies(self, count: int, num_copies: int) -> NodesByRank:
         """The nodes that each copy of the model has after its microbatches."""

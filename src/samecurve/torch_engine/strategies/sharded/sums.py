@@ -5,7 +5,7 @@ its gradients. The owner of a shard adds up what it is sent: along the step's tr
 order of additions is left to the library, as a reduce-scatter does it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,6 @@ from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
 
 Numbers = Sequence[int | None]  # by rank: the microbatch that it has in a round; None: it idles
-_AHEAD = 1  # sums on their way before the first of them is waited for
 
 
 class _Sending(NamedTuple):
@@ -50,7 +49,6 @@ class RoundSums:
     def begin_step(self, num_microbatches: int) -> None:
         self.drop()
         self.used.clear()
-        self._totals.clear()
         self._trees = {group.number: FlatTree(num_microbatches) for group in self._groups}
 
     def begin_round(self, numbers: Numbers, *, is_real: bool, is_last: bool) -> None:
@@ -64,6 +62,7 @@ class RoundSums:
     def send(self, group: WeightGroup) -> None:
         """Begin to sum a group's gradients. All ranks call it in the same order."""
         group.is_summed = True
+        self.finish()  # of the group before, which had the time of a block to arrive
         gradients = group.gradients()
         if self._is_real:
             pairs = zip(group.trained, gradients, strict=True)
@@ -77,11 +76,9 @@ class RoundSums:
             received = sent.new_empty(group.gradient_size)
             work = self._link.reduce_scatter(received, sent.view(-1))
         self._on_their_way.append(_Sending(group, work, sent, received, self._numbers))
-        if len(self._on_their_way) > _AHEAD:
-            self._add()
 
     def end_round(self) -> None:
-        """After a round in which all groups were sent."""
+        self.finish()
 
     @torch.no_grad()
     def _add(self) -> None:
@@ -98,22 +95,26 @@ class RoundSums:
             self._totals[group.number] = received
 
     def finish(self) -> None:
-        """After the last round: wait for all sums."""
+        """Wait for all sums that are on their way."""
         while self._on_their_way:
             self._add()
 
     def drop(self) -> None:
-        """Leave the sums of a step that was not finished."""
+        """Let go of all sums, those of a step that was not finished, too."""
         for sending in self._on_their_way:
             sending.work.wait()
         self._on_their_way.clear()
+        self._trees.clear()
+        self._totals.clear()
 
     def held(self, group: WeightGroup) -> list[tuple[Node, torch.Tensor]]:
         """The sums of the tree's nodes that there are."""
         return self._trees[group.number].held
 
-    def totals(self) -> Mapping[int, torch.Tensor]:
-        """The sums over this copy of the model, by group's number."""
+    def take_totals(self) -> dict[int, torch.Tensor]:
+        """The sums over this copy of the model, by group's number; they are kept here no longer."""
+        totals = dict(self._totals)
         if self._is_tree:
-            return {group.number: self._trees[group.number].total() for group in self._groups}
-        return self._totals
+            totals = {group.number: self._trees[group.number].total() for group in self._groups}
+        self.drop()
+        return totals
