@@ -1,4 +1,6 @@
-"""The ranks that hold the shards of one copy of the model, and the stream on which they gather."""
+"""The ranks that hold the shards of one copy of the model, and the streams on which they gather and
+sum.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +25,8 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatte
 class ShardLink:
     """What a group of weights needs to be gathered and summed.
 
-    On a GPU weights are gathered on a stream of their own, beside the computation. The memory that
+    On a GPU weights are gathered on a stream of their own, beside the computation, and gradients
+    summed on another. The memory that
     a gather fills is read by the computation's stream, so the gather stream waits until it was
     read before it is given back.
 
@@ -37,8 +40,10 @@ class ShardLink:
         self.comm, self.device, self.home = comm, device, home
         self.shards, self.place = comm.world_size, comm.rank
         self._stream: Any = None
+        self._sum_stream: Any = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._sum_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.gathered: dict[int, WeightGroup] = {}
         self._is_new_pass = True
 
@@ -57,6 +62,25 @@ class ShardLink:
             self._is_new_pass = False
         with torch.cuda.stream(self._stream):
             yield
+
+    @property
+    def has_streams(self) -> bool:
+        return self._stream is not None
+
+    @contextmanager
+    def summing(self) -> Iterator[None]:
+        """Work on the stream of sums, after what the computation has been told so far."""
+        if self._sum_stream is None:
+            yield
+            return
+        self._sum_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._sum_stream):
+            yield
+
+    def wait_for_sums(self) -> None:
+        """Let the computation wait for the stream of sums."""
+        if self._sum_stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._sum_stream)
 
     def all_gather(self, gathered: torch.Tensor, sent: torch.Tensor) -> Work:
         work: Work = _all_gather(gathered, sent, group=self.comm.group, async_op=True)

@@ -24,7 +24,6 @@ Numbers = Sequence[int | None]  # by rank: the microbatch that it has in a round
 class _Sending(NamedTuple):
     group: WeightGroup
     work: Work
-    sent: torch.Tensor
     received: torch.Tensor
     numbers: Numbers
 
@@ -43,6 +42,7 @@ class RoundSums:
         self._trees: dict[int, FlatTree] = {}
         self._totals: dict[int, torch.Tensor] = {}
         self._on_their_way: list[_Sending] = []
+        self._sent: list[torch.Tensor] = []  # what the stream of sums may still read
         self._numbers: Numbers = ()
         self._is_real = True
 
@@ -69,13 +69,18 @@ class RoundSums:
             self.used |= {weight.name for weight, gradient in pairs if gradient is not None}
         sent = group.packed(gradients)
         group.drop_gradients()
-        if self._is_tree:
-            received = torch.empty_like(sent)
-            work = self._link.all_to_all(received, sent)
-        else:
-            received = sent.new_empty(group.gradient_size)
-            work = self._link.reduce_scatter(received, sent.view(-1))
-        self._on_their_way.append(_Sending(group, work, sent, received, self._numbers))
+        with self._link.summing():
+            if self._is_tree:
+                received = torch.empty_like(sent)
+                work = self._link.all_to_all(received, sent)
+            else:
+                received = sent.new_empty(group.gradient_size)
+                work = self._link.reduce_scatter(received, sent.view(-1))
+            self._on_their_way.append(_Sending(group, work, received, self._numbers))
+            del received  # _add() gives it back
+            if self._link.has_streams:
+                self._add()
+        self._sent.append(sent)
 
     def end_round(self) -> None:
         self.finish()
@@ -83,7 +88,7 @@ class RoundSums:
     @torch.no_grad()
     def _add(self) -> None:
         """Add up what was sent first."""
-        group, work, _, received, numbers = self._on_their_way.pop(0)
+        group, work, received, numbers = self._on_their_way.pop(0)
         work.wait()
         if self._is_tree:
             pairs = zip(numbers, received, strict=True)
@@ -98,12 +103,16 @@ class RoundSums:
         """Wait for all sums that are on their way."""
         while self._on_their_way:
             self._add()
+        self._link.wait_for_sums()
+        self._sent.clear()
 
     def drop(self) -> None:
         """Let go of all sums, those of a step that was not finished, too."""
         for sending in self._on_their_way:
             sending.work.wait()
         self._on_their_way.clear()
+        self._link.wait_for_sums()
+        self._sent.clear()
         self._trees.clear()
         self._totals.clear()
 
