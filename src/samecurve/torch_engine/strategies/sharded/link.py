@@ -77,6 +77,12 @@ class ShardLink:
         with torch.cuda.stream(self._sum_stream):
             yield
 
+    def copy_home(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Start to copy values of a GPU to the host, and the event at which they are there."""
+        copied = torch.empty_like(values, device=self.home, pin_memory=True)
+        copied.copy_(values, non_blocking=True)
+        return copied, torch.cuda.current_stream(self.device).record_event()
+
     def wait_for_sums(self) -> None:
         """Let the computation wait for the stream of sums."""
         if self._sum_stream is not None:

@@ -14,10 +14,8 @@ from samecurve.torch_engine.strategies.exact import add_gradients
 from samecurve.torch_engine.strategies.sharded.exchange import FlatTree, NodesByRank, send_nodes
 from samecurve.torch_engine.strategies.sharded.group import Gradients, WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
-from samecurve.torch_engine.strategies.sharded.order import Key
+from samecurve.torch_engine.strategies.sharded.order import Key, late_gradient
 from samecurve.torch_engine.strategies.sharded.sums import Numbers
-
-_AHEAD = 2  # groups that are on their way before the first of them is waited for
 
 
 class OnceSums:
@@ -73,12 +71,9 @@ class OnceSums:
                 group.drop_gradients()
 
     def has_gradient(self, _group: WeightGroup) -> None:
-        """In the last round send the groups whose turn it is."""
-        while (
-            self._is_last
-            and self._num_added < len(self._groups)
-            and self._groups[self._num_added].is_complete
-        ):
+        """Add up the groups whose turn it is; in the last round they are sent."""
+        groups = self._groups
+        while self._num_added < len(groups) and groups[self._num_added].is_complete:
             self._add_next()
 
     def end_round(self) -> None:
@@ -89,34 +84,37 @@ class OnceSums:
         """Add this round's gradients of the next group. In the last round the group is sent."""
         group = self._groups[self._num_added]
         self._num_added += 1
-        gradients = group.gradients()
         if self._is_real:
-            pairs = zip(group.trained, gradients, strict=True)
-            self.used |= {weight.name for weight, gradient in pairs if gradient is not None}
+            with_gradient = (one for one in group.trained if one.whole.grad is not None)
+            self.used |= {weight.name for weight in with_gradient}
         if not self._is_tree:
-            self._widen(group, gradients)
+            self._widen(group)
         elif self._node is None:
             group.drop_gradients()
         else:
-            self._own[group.number].give(self._node, gradients)
+            self._own[group.number].give(self._node, group.gradients())
         if self._is_last:
             group.is_summed = True
             self._send(group)
 
     @torch.no_grad()
-    def _widen(self, group: WeightGroup, gradients: Gradients) -> None:
+    def _widen(self, group: WeightGroup) -> None:
         """Add gradients in two bytes in the format of the weights; others autograd adds."""
-        wide = self._wide.setdefault(group.number, [None] * len(gradients))
-        for place, (gradient, weight) in enumerate(zip(gradients, group.trained, strict=True)):
+        wide = self._wide.setdefault(group.number, [None] * len(group.trained))
+        for place, weight in enumerate(group.trained):
+            gradient, before = weight.whole.grad, wide[place]
             if gradient is None or gradient.dtype == weight.dtype:
                 continue
-            before = wide[place]
-            wide[place] = gradient.to(weight.dtype) if before is None else before.add_(gradient)
+            if before is None:
+                wide[place] = gradient.to(weight.dtype)
+            else:
+                before.add_(gradient)
             weight.whole.grad = None
 
     @torch.no_grad()
     def _send(self, group: WeightGroup) -> None:
         link, number = self._link, group.number
+        self.finish()  # of the group before, which had the time of a block to arrive
         if self._is_tree:
             held = [group.packed(gradients) for _, gradients in self._own.pop(number).held]
             group.drop_gradients()
@@ -145,8 +143,6 @@ class OnceSums:
 
             sent_until_then = [sent]
             self._on_their_way.append((group, by_library))
-        if len(self._on_their_way) > _AHEAD:
-            self._receive()
 
     @torch.no_grad()
     def _receive(self) -> None:
@@ -214,6 +210,9 @@ class OnceOrder:
         return True
 
     def gradient_came(self, group: WeightGroup) -> None:
+        """UserError: the group has been summed already."""
+        if group.is_summed:
+            raise late_gradient(group)
         if self.is_backward and group.is_complete:
             self._sums.has_gradient(group)
 

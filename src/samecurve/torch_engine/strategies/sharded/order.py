@@ -248,12 +248,7 @@ class GatherOrder:
         if now is None or not now.is_backward:
             return
         if group.is_summed:
-            raise UserError(
-                f"fsdp: a gradient of {group.title} comes later in this backward pass than in the"
-                " passes before, and the ranks have summed that block already",
-                "use the weights of a block in its own forward() only; or --strategy ddp",
-                "model",
-            )
+            raise late_gradient(group)
         group.last_gradient = len(now.agreed)
         is_kept = group.is_root or group.is_held or group.number in now.kept_whole
         if group.is_complete and not is_kept:
@@ -422,3 +417,13 @@ class GatherOrder:
             " called; or --strategy ddp",
             "model",
         )
+
+
+def late_gradient(group: WeightGroup) -> UserError:
+    """The error of a gradient that comes when the ranks have summed its group."""
+    return UserError(
+        f"fsdp: a gradient of {group.title} comes later in this backward pass than in the passes"
+        " before, and the ranks have summed that block already",
+        "use the weights of a block in its own forward() only; or --strategy ddp",
+        "model",
+    )

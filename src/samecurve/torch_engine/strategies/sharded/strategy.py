@@ -202,7 +202,7 @@ class Sharded(Strategy):
                 held = [values for _, values in self._sums.held(group)]
                 wait = sum_over_copies(held, nodes, self._count, copies, like)
             else:  # a copy may have had no round
-                wait = copies.all_reduce(of_copy.get(group.number, like))
+                wait = copies.all_reduce(of_copy.pop(group.number, like).to(self._device))
             waiting.append((group.number, wait))
             if len(waiting) > _AHEAD:
                 number, first = waiting.pop(0)
@@ -242,7 +242,8 @@ class Sharded(Strategy):
         if self._link.place:
             for part in parts:
                 part.zero_()
-        summed = self._shards.all_reduce(torch.cat([part.double() for part in parts]))()
+        own = torch.cat([part.double() for part in parts]).to(self._device)
+        summed = self._shards.all_reduce(own)()
         for part, values in zip(parts, torch.split(summed, list(map(len, parts))), strict=True):
             part.copy_(values)
 

@@ -43,6 +43,8 @@ class RoundSums:
         self._totals: dict[int, torch.Tensor] = {}
         self._on_their_way: list[_Sending] = []
         self._sent: list[torch.Tensor] = []  # what the stream of sums may still read
+        # on their way to host memory, where the shards lie there: group's number, values, event
+        self._copying: list[tuple[int, torch.Tensor, torch.cuda.Event]] = []
         self._numbers: Numbers = ()
         self._is_real = True
 
@@ -82,8 +84,13 @@ class RoundSums:
                 self._add()
         self._sent.append(sent)
 
+    @torch.no_grad()
     def end_round(self) -> None:
         self.finish()
+        for number, copied, event in self._copying:
+            event.synchronize()
+            self._add_to_total(number, copied)
+        self._copying.clear()
 
     @torch.no_grad()
     def _add(self) -> None:
@@ -94,10 +101,17 @@ class RoundSums:
             pairs = zip(numbers, received, strict=True)
             nodes = [((0, number), values) for number, values in pairs if number is not None]
             self._trees[group.number].give(nodes)
-        elif group.number in self._totals:
-            self._totals[group.number].add_(received)
+        elif self._link.home == self._link.device:
+            self._add_to_total(group.number, received)
         else:
-            self._totals[group.number] = received
+            copied, event = self._link.copy_home(received)
+            self._copying.append((group.number, copied, event))
+
+    def _add_to_total(self, number: int, values: torch.Tensor) -> None:
+        if number in self._totals:
+            self._totals[number].add_(values)
+        else:
+            self._totals[number] = values
 
     def finish(self) -> None:
         """Wait for all sums that are on their way."""
@@ -113,6 +127,7 @@ class RoundSums:
         self._on_their_way.clear()
         self._link.wait_for_sums()
         self._sent.clear()
+        self._copying.clear()
         self._trees.clear()
         self._totals.clear()
 
