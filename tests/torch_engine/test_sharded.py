@@ -11,7 +11,6 @@ import pytest
 import torch
 from test_models import (
     KINDS,
-    MACHINE,
     InProcess,
     Result,
     assert_same,
@@ -29,6 +28,7 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.sharded_parameter import ShardedParameter
 from samecurve.torch_engine.optimizers.optimizer import is_sharded, local_view
+from tiny import MACHINE
 from worlds import JobFailedError, Pool
 
 LAYOUTS = ["fsdp:2/2", "fsdp:2/3 once", "fsdp:4", "hsdp:4", "hsdp:4/2 once"]
@@ -175,8 +175,8 @@ def test_a_sharded_parameter_says_what_it_is_without_its_values() -> None:
     assert is_sharded(parameter.detach())
     assert local_view(parameter.detach()).shape == (2, 3)
     parameter.grad = torch.zeros(2, 3)
-    assert parameter.own.grad is parameter.grad
-    parameter.requires_grad_(requires_grad=False)
+    assert parameter.own_rows.grad is parameter.grad
+    parameter.requires_grad_(False)
     assert not parameter.requires_grad
     module = nn.Module()
     module.weight = parameter
@@ -184,7 +184,8 @@ def test_a_sharded_parameter_says_what_it_is_without_its_values() -> None:
 
 
 def test_a_sharded_parameter_is_read_in_a_pass_only() -> None:
-    for read in (lambda one: one + 1, lambda one: one.T, copy.deepcopy, lambda one: one.tolist()):
+    reads: list[Any] = [lambda one: one + 1, lambda one: one.T, lambda one: one.tolist()]
+    for read in [*reads, copy.deepcopy]:
         with pytest.raises(RuntimeError, match=r"a weight is read outside of loss\(\)"):
             read(sharded_parameter(None))
     whole = torch.arange(12.0).view(4, 3)

@@ -1,6 +1,6 @@
 """A parameter of which each process keeps some rows, as it stands in its module.
 
-An optimizer, a checkpoint and a digest see the rows (`own`). Code of a model that reads the
+An optimizer, a checkpoint and a digest see the rows (`own_rows`). Code of a model that reads the
 parameter in a forward or backward pass is given the whole weight, which is gathered if need be.
 """
 
@@ -30,12 +30,12 @@ _ITSELF = frozenset({"detach", "data"})
 class ShardedParameter(nn.Parameter):
     """Has the shape of the whole weight, and no values but those of this process's rows.
 
-    own: this process's rows, and their gradient
+    own_rows: this process's rows, and their gradient
     first_row: the number of the first of them in the whole weight
     is_cut: whether other processes have other rows; otherwise each has the whole weight
     """
 
-    own: nn.Parameter
+    own_rows: nn.Parameter
     first_row: int
     is_cut: bool
     _gathered: Callable[[], torch.Tensor | None]  # the whole weight; None: no pass is at work
@@ -44,26 +44,26 @@ class ShardedParameter(nn.Parameter):
     def of(
         cls,
         outline: torch.Tensor,
-        own: nn.Parameter,
+        own_rows: nn.Parameter,
         gathered: Callable[[], torch.Tensor | None],
         *,
         first_row: int,
         is_cut: bool,
     ) -> "ShardedParameter":
         """outline: a tensor of the whole weight's form, whose values are never read"""
-        parameter = cls(outline, requires_grad=own.requires_grad)
-        parameter.own, parameter._gathered = own, gathered
+        parameter = cls(outline, requires_grad=own_rows.requires_grad)
+        parameter.own_rows, parameter._gathered = own_rows, gathered
         parameter.first_row, parameter.is_cut = first_row, is_cut
         return parameter
 
     @property
     def grad(self) -> torch.Tensor | None:
         """The gradient of this process's rows."""
-        return self.own.grad
+        return self.own_rows.grad
 
     @grad.setter
     def grad(self, gradient: torch.Tensor | None) -> None:
-        self.own.grad = gradient
+        self.own_rows.grad = gradient
 
     @classmethod
     def __torch_function__(
@@ -90,13 +90,13 @@ class ShardedParameter(nn.Parameter):
         """The same rows, as detach() gives them."""
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - as above
             outline = self.detach().as_subclass(torch.Tensor)
-        own = nn.Parameter(self.own.detach(), requires_grad=False)
+        own = nn.Parameter(self.own_rows.detach(), requires_grad=False)
         form = {"first_row": self.first_row, "is_cut": self.is_cut}
         return ShardedParameter.of(outline, own, self._gathered, **form)  # type: ignore[arg-type]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         del tensor_contents
-        return f"ShardedParameter(shape={tuple(self.shape)}, own={tuple(self.own.shape)})"
+        return f"ShardedParameter(shape={tuple(self.shape)}, own={tuple(self.own_rows.shape)})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return deepcopy(_whole(self), memo)

@@ -17,7 +17,6 @@ from torch.nn.modules.conv import _ConvNd
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.torch_engine.model.model_setup import repeated_blocks
-from samecurve.torch_engine.model.sharded_parameter import ShardedParameter
 
 
 @dataclass
@@ -58,11 +57,11 @@ class HostCopyParam(OptimizerParam):
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this process has a part of it only: a ShardedParameter or a DTensor.
+    """Whether this process has a part of it only: a ShardedParameter (model/) or a DTensor.
 
     The latter's class takes a second to import; where it was not, nothing is one.
     """
-    if isinstance(tensor, ShardedParameter):
+    if _own_rows(tensor) is not None:
         return True
     if "torch.distributed.tensor" not in sys.modules:
         return False
@@ -71,10 +70,16 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def _own_rows(tensor: torch.Tensor) -> torch.Tensor | None:
+    """This process's rows of a ShardedParameter, whose class few runs import; None: it is none."""
+    return getattr(tensor, "own_rows", None)
+
+
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, which may be sharded; no copy."""
-    if isinstance(tensor, ShardedParameter):
-        return tensor.own.detach()
+    rows = _own_rows(tensor)
+    if rows is not None:
+        return rows.detach()
     distributed: Any = tensor  # a DTensor, where it is sharded
     part: torch.Tensor = distributed.to_local() if is_sharded(tensor) else tensor
     return part

@@ -4,7 +4,7 @@ sum.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,9 +13,6 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
 from samecurve.torch_engine.process_group import Comm
-
-if TYPE_CHECKING:
-    from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 
 # torch 2.13 renamed them
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -33,7 +30,7 @@ class ShardLink:
     comm: this rank, and those with the other shards
     device: where the model computes
     home: where the shards lie: the device, or host memory
-    gathered: the groups that are gathered, by where their memory begins
+    gathered: the groups of weights that are gathered, by where their memory begins
     """
 
     def __init__(self, comm: Comm, device: torch.device, home: torch.device) -> None:
@@ -44,7 +41,7 @@ class ShardLink:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._sum_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.gathered: dict[int, WeightGroup] = {}
+        self.gathered: dict[int, object] = {}
         self._is_new_pass = True
 
     def begin_pass(self) -> None:

@@ -86,7 +86,7 @@ class WeightReads:
         """
 
         def own(tensor: torch.Tensor) -> torch.Tensor:
-            group = self._link.gathered.get(_address(tensor)) if type(tensor) in _PLAIN else None
+            group = self._group_at(tensor)
             is_view = group is not None and (not groups or group in groups)
             return tensor.clone() if is_view else tensor
 
@@ -150,11 +150,8 @@ class WeightReads:
         self._order.gradient_came(group)
 
     def _pack(self, tensor: torch.Tensor) -> Any:
-        if type(tensor) in _PLAIN:
-            group = self._link.gathered.get(_address(tensor))
-            if group is not None:
-                return _Kept(group, tensor.detach())
-        return with_version(tensor)
+        group = self._group_at(tensor)
+        return with_version(tensor) if group is None else _Kept(group, tensor.detach())
 
     def _unpack(self, kept: Any) -> torch.Tensor:
         if type(kept) is not _Kept:
@@ -162,7 +159,9 @@ class WeightReads:
         self._need(kept.group)
         return kept.tensor
 
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where the memory of a tensor begins; 0: it has none."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+    def _group_at(self, tensor: torch.Tensor) -> WeightGroup | None:
+        """The group in whose memory a tensor lies; None: in no group's."""
+        if type(tensor) not in _PLAIN or tensor.layout != torch.strided:
+            return None
+        group = self._link.gathered.get(tensor.untyped_storage().data_ptr())
+        return group if isinstance(group, WeightGroup) else None

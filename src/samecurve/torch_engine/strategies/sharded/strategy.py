@@ -345,7 +345,7 @@ class Sharded(Strategy):
     def own_part(self, parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
         if not _is_cut(parameter):
             return whole
-        return whole[parameter.first_row : parameter.first_row + len(parameter.own)]
+        return whole[parameter.first_row : parameter.first_row + len(parameter.own_rows)]
 
     def replica_index(self, tensor: torch.Tensor) -> tuple[int, int]:
         if not _is_cut(tensor):
