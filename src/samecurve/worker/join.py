@@ -28,6 +28,8 @@ JOIN = timedelta(minutes=30)
 # CPU devices of a process that will train on several numbers of devices: making more later throws
 # away all that was compiled
 _SPARE = 8
+# which code shards models: "own" for strategies/sharded, otherwise torch's FSDP2
+_SHARDED = "SAMECURVE_SHARDED"
 
 
 @dataclass(frozen=True)
@@ -116,9 +118,12 @@ def _torch_session(
     from samecurve.torch_engine.engine import TorchEngine
     from samecurve.torch_engine.process_group import Comm
 
-    return EngineSession(
-        lambda task, optimizer: TorchEngine(task, plan, optimizer, Comm(group), devices), leave
-    )
+    own_sharded = os.environ.get(_SHARDED) == "own"
+
+    def make_engine(task: Task, optimizer: Optimizer) -> Engine:
+        return TorchEngine(task, plan, optimizer, Comm(group), devices, own_sharded=own_sharded)
+
+    return EngineSession(make_engine, leave)
 
 
 def _join_torch(plan: Plan, rank: Rank, store: "Store | None") -> EngineSession:

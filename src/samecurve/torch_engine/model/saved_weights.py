@@ -40,7 +40,7 @@ class SavedWeights:
         """The hooks for one call. buffer: holds the block meanwhile"""
         # hooks don't nest: only the innermost pair is called
         around: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)  # noqa: SLF001 - public nowhere
-        keep, give_back = around or (_with_version, _unchanged)
+        keep, give_back = around or (with_version, unchanged)
 
         def pack(tensor: torch.Tensor) -> Any:
             offset = buffer.offset_of(tensor)
@@ -75,12 +75,12 @@ class _Copy(NamedTuple):
     tensor: torch.Tensor
 
 
-def _with_version(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+def with_version(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     # detached: the operation that made the tensor would be held by what it keeps
     return tensor.detach(), tensor._version  # noqa: SLF001 - torch's own check reads it
 
 
-def _unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
+def unchanged(kept: tuple[torch.Tensor, int]) -> torch.Tensor:
     """The kept tensor. torch checks by itself that nobody has changed it, but not under hooks."""
     tensor, version = kept
     if tensor._version != version:  # noqa: SLF001 - as above

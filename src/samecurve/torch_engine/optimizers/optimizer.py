@@ -57,10 +57,12 @@ class HostCopyParam(OptimizerParam):
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether it is a DTensor.
+    """Whether this process has a part of it only: a ShardedParameter (model/) or a DTensor.
 
-    That class takes a second to import; where it was not, nothing is one.
+    The latter's class takes a second to import; where it was not, nothing is one.
     """
+    if _own_rows(tensor) is not None:
+        return True
     if "torch.distributed.tensor" not in sys.modules:
         return False
     from torch.distributed.tensor import DTensor  # waits, where another thread is importing it
@@ -68,8 +70,16 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
+def _own_rows(tensor: torch.Tensor) -> torch.Tensor | None:
+    """This process's rows of a ShardedParameter, whose class few runs import; None: it is none."""
+    return getattr(tensor, "own_rows", None)
+
+
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, which may be sharded; no copy."""
+    rows = _own_rows(tensor)
+    if rows is not None:
+        return rows.detach()
     distributed: Any = tensor  # a DTensor, where it is sharded
     part: torch.Tensor = distributed.to_local() if is_sharded(tensor) else tensor
     return part

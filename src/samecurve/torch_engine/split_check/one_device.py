@@ -19,6 +19,7 @@ from samecurve.core.split_check import GRADIENTS, SURE, compare_gradients, compa
 from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
+from samecurve.torch_engine.optimizers.optimizer import own_part
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
 from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, Tried
@@ -143,7 +144,9 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
         assert gradient is not None
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         part = setup.strategy.own_part(laid_out[name], dense) * setup.comm.world_size
-        part = part.to(laid_out[name].device)  # devices.offload: shards lie in host memory
+        part = part.to(
+            own_part(laid_out[name]).device
+        )  # devices.offload: shards lie in host memory
         own[name] = own[name] + part if name in own else part
 
     for name, parameter in model.named_parameters():

@@ -28,15 +28,23 @@ _WITH_TREE: Mapping[str, str] = {
     "hsdp": "exact_fsdp:ExactFSDP",
 }
 _WITH_TREE_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # where weights are gathered once a step
+_OWN_SHARDED = "sharded.strategy:Sharded"
 
 
-def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
-    """The plan's strategy, for these devices of this process."""
+def make_strategy(
+    plan: Plan, comm: Comm, devices: Sequence[torch.device], *, own_sharded: bool = False
+) -> Strategy:
+    """The plan's strategy, for these devices of this process.
+
+    own_sharded: shard by strategies/sharded, not by torch's FSDP2
+    """
     place = STRATEGIES[plan.layout.strategy]
     if plan.compute.reducer == "tree":
         place = _WITH_TREE.get(plan.layout.strategy, place)
         if plan.layout.gathers_once:
             place = _WITH_TREE_ONCE
+    if own_sharded and plan.layout.shards > 1:
+        place = _OWN_SHARDED
     module, _, name = place.partition(":")
     kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
     return kind(plan, comm, devices)
