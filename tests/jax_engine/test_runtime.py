@@ -69,10 +69,10 @@ def test_gpus_that_the_user_hides_from_jax_are_said(gpu_plan: Plan) -> None:
 def test_exact_programs_carry_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA knows both, and looks at them: a third is refused."""
     ones = jnp.ones((3, 3))
-    np.testing.assert_array_equal(runtime.exact_jit(jnp.matmul)(ones, ones), ones @ ones)
+    np.testing.assert_array_equal(runtime.deterministic_jit(jnp.matmul)(ones, ones), ones @ ones)
     monkeypatch.setitem(runtime._DETERMINISTIC_KERNELS, "xla_gpu_nonesuch", 1)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_nonesuch"):
-        runtime.exact_jit(jnp.add)(ones, ones)
+        runtime.deterministic_jit(jnp.add)(ones, ones)
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -7,34 +7,29 @@ weights and rows of the step: it checks the devices, and not the very numbers th
 """
 
 import socket
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.data_order import by_length
-from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.events import Event
 from samecurve.core.protocols import Batch
 from samecurve.core.sentinel import CheckedGradient, Choice, Row, alike, choose, is_due, judge
 from samecurve.jax_engine.array_types import Arrays
 from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.replica_check import bit_sums
-from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
-    LossSums,
     Rows,
     Setup,
     first_of,
     microbatch_gradients,
     progress_array,
-    split_trained,
 )
 from samecurve.jax_engine.strategies import AXIS
 
@@ -42,16 +37,12 @@ _HOST_NAME = 64  # bytes
 
 
 class Sentinel:
-    """Checks some steps of an engine.
+    """Checks some steps of an engine. first_step: of this process"""
 
-    names: the means beside the loss
-    first_step: of this process
-    """
-
-    def __init__(self, setup: Setup, names: Sequence[str], first_step: int) -> None:
+    def __init__(self, setup: Setup, first_step: int) -> None:
         assert setup.plan.sentinel
         self._setup, self._plan, self._rule = setup, setup.plan, setup.plan.sentinel
-        self._means, self._first_step = names, first_step
+        self._first_step = first_step
         self._arrays = list(setup.layout.trained)
 
     def choice(self, batch: Batch) -> Choice | None:
@@ -116,11 +107,8 @@ class Sentinel:
 
             microbatch: Rows = jax.tree.map(of_place, first_of(rows))
             whole = strategy.gather_params(shards, setup.model.shapes)
-            params, merge = split_trained(setup, whole)
-            factor = loss_factor(scale, setup.plan.nominal_weight)
-            sums_of = LossSums(setup.task, self._means, when)
-            sums = microbatch_gradients(sums_of, merge, params, microbatch, factor)
-            own = jnp.stack([bit_sums(sums.gradients[name]) for name in self._arrays])
+            gradients, _ = microbatch_gradients(setup, whole, microbatch, scale, when)
+            own = jnp.stack([bit_sums(gradients[name]) for name in self._arrays])
             gathered: jax.Array = lax.all_gather(own, AXIS)
             return gathered
 
@@ -131,7 +119,7 @@ class Sentinel:
             in_specs=(all_params(setup.layout.specs), whole, by_device, whole, whole),
             out_specs=whole,
         )
-        return exact_jit(mapped) if self._plan.compute.exact else jax.jit(mapped)
+        return setup.compiled(mapped)
 
     def _ids(self, batch: Batch, choice: Choice) -> list[int]:
         """The samples of a microbatch, as the feed has them."""
@@ -156,34 +144,3 @@ class Sentinel:
         each = layout.num_devices // layout.world_size
         hosts = [host for host in by_process for _ in range(each)]
         return hosts if len(set(hosts)) > 1 else []
-
-
-def rows_everywhere(
-    own: Mapping[int, Rows],
-    like: Rows,
-    devices: Sequence[jax.Device],
-    sharding: NamedSharding,
-) -> Rows:
-    """Rows [devices, 1, microbatch, ...] over all devices, of single microbatches.
-
-    own: by the number among `devices`, those of this process; others are zeros, in the form of
-        `like`
-    """
-
-    def part(number: int, array: jax.Array, device: jax.Device) -> jax.Array:
-        if number not in own:
-            zeros: jax.Array = jax.device_put(np.zeros(array.shape, array.dtype), device)
-            return zeros[None, None]
-        return array[None, None]
-
-    parts = [
-        jax.tree.map(partial(part, number, device=device), own.get(number, like))
-        for number, device in enumerate(devices)
-    ]
-
-    def join(*of_devices: jax.Array) -> jax.Array:
-        shape = (sharding.mesh.size, *of_devices[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(of_devices))
-
-    joined: Rows = jax.tree.map(join, *parts)
-    return joined
