@@ -4,6 +4,7 @@ Parameters are gathered before a step; gradients are summed once, after all accu
 reduce(), or along the tree, where each device adds up what by_owner() packs for it.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import jax
@@ -96,8 +97,13 @@ class Sharded(Strategy):
     sums_spec = PartitionSpec(AXIS)
 
     def _is_replicated(self, shape: Shape) -> bool:
-        """Whether an array can't be cut; then every device holds all of it."""
-        return 0 in shape or not shape
+        """Whether an array can't be cut; then every device holds all of it.
+
+        XLA computes a single number in another way than a row of numbers. So no array is cut into
+        single numbers where bits are not to follow the devices.
+        """
+        cut_to_numbers = self._cuts_longest and math.prod(shape) <= self.mesh.size
+        return 0 in shape or not shape or (cut_to_numbers and max(shape) == math.prod(shape))
 
     def _shard_axis(self, shape: Shape) -> int:
         if self._cuts_longest:
