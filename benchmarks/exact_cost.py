@@ -166,9 +166,9 @@ def main() -> None:
     torch.set_num_threads(1)
     devices: dict[str, Any] = {"use": "cpu", "threads": 1}
     if given.engine == "jax":
-        from samecurve.jax_engine.runtime import EXACT_THREADS
+        from samecurve.jax_engine.runtime import FIXED_THREADS
 
-        os.environ["PJRT_NPROC"] = str(EXACT_THREADS)  # both sides share one pool of threads
+        os.environ["PJRT_NPROC"] = str(FIXED_THREADS)  # both sides share one pool of threads
         devices = {"use": "cpu"}
     models = {}
     with tempfile.TemporaryDirectory() as scratch:

@@ -104,7 +104,7 @@ def _plant_in_jax(engine: Any, flip: Flip) -> None:
     def stepping(state: Any, batch: Any, *others: Any) -> Any:
         now[:] = batch.step, -1
         if not engine._checked:
-            engine._check_loss(_example(engine, batch))
+            engine._check_loss(batch.rounds.example)
         sentinel = engine.features["sentinel"]
         if "hashes" not in vars(sentinel):
             hashes = sentinel.hashes
@@ -122,8 +122,3 @@ def _plant_in_jax(engine: Any, flip: Flip) -> None:
         return step(state, batch, *others)
 
     engine.step = stepping
-
-
-def _example(engine: Any, batch: Any) -> Any:
-    rounds = batch.rounds
-    return engine._example(rounds) if isinstance(rounds, list) else rounds.example

@@ -101,15 +101,17 @@ def evaluation(_index: int, _group: Any, values: Mapping[str, Any]) -> list[bool
     import jax
 
     engine, _, state, feed = opened(values)
-    right, done = engine._evaluation, list[bool]()
-    queued: list[Any] = []
+    right, done = engine._evaluation._measure, list[bool]()
+    queued: list[tuple[int, Any]] = []
 
-    def evaluate(*arguments: Any) -> Any:
-        done.append(all(array.is_ready() for array in jax.tree.leaves(queued)))
-        queued.append(right(*arguments))
-        return queued[-1]
+    def measure(params: Any, microbatch: Any, when: Any) -> Any:
+        before = [sums for device, sums in queued if device == microbatch.local_device]
+        done.append(all(array.is_ready() for array in jax.tree.leaves(before)))
+        measured = right(params, microbatch, when)
+        queued.append((microbatch.local_device, measured.sums))
+        return measured
 
-    engine._evaluation = evaluate
+    engine._evaluation._measure = measure
     engine.evaluate(state, feed.evaluation())
     return done
 

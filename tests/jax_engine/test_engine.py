@@ -315,6 +315,20 @@ def test_what_the_loss_does_not_use_stays_as_it_is(
     assert (last["model/head.kernel"] != first["model/head.kernel"]).all()
 
 
+@pytest.mark.long  # make test compiles other programs, in which no bit differs
+def test_arrays_as_short_as_the_devices_have_the_same_bits_under_exact_fsdp(pool: Pool) -> None:
+    """head.bias has two numbers, and XLA computes a single number in another way than two."""
+    train = {"precision": "f32", "recompute": "block", "exact": True}
+    layouts = (("cpu:1", "single"), ("cpu:2", "fsdp"))
+    one, two = (
+        pool.run(1, jobs.trained, small("dropout", devices, "Whole", strategy, train=train))[0]
+        for devices, strategy in layouts
+    )
+    assert one[0] == two[0]
+    for name, array in one[2].items():
+        np.testing.assert_array_equal(two[2][name], array, err_msg=name)
+
+
 def test_without_jax_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import jobs
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from test_engine import small
 
 from samecurve.core.planning.machine import Device
@@ -20,7 +21,7 @@ from samecurve.errors import UserError
 from samecurve.jax_engine import runtime
 from samecurve.jax_engine.array_types import PyTree
 from samecurve.jax_engine.sharded_calls import shard_map
-from samecurve.jax_engine.strategies import AXIS
+from samecurve.jax_engine.strategies import AXIS, Sharded
 from samecurve.tasks import open_task
 from tiny import MACHINE
 from worlds import Pool
@@ -69,10 +70,10 @@ def test_gpus_that_the_user_hides_from_jax_are_said(gpu_plan: Plan) -> None:
 def test_same_programs_carry_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA knows both, and looks at them: a third is refused."""
     ones = jnp.ones((3, 3))
-    np.testing.assert_array_equal(runtime.exact_jit(jnp.matmul)(ones, ones), ones @ ones)
+    np.testing.assert_array_equal(runtime.deterministic_jit(jnp.matmul)(ones, ones), ones @ ones)
     monkeypatch.setitem(runtime._DETERMINISTIC_KERNELS, "xla_gpu_nonesuch", 1)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_nonesuch"):
-        runtime.exact_jit(jnp.add)(ones, ones)
+        runtime.deterministic_jit(jnp.add)(ones, ones)
 
 
 @pytest.mark.parametrize("cut", [False, True])
@@ -92,6 +93,14 @@ def test_no_array_without_values_passes_into_a_program(*, cut: bool) -> None:
     rows, tree = jax.jit(called)(*arguments)
     assert (rows.shape, tree["b"].shape, tree["b"].dtype) == ((2, 0), (0,), np.int32)
     assert tree["sum"] == 12
+
+
+def test_no_array_is_cut_into_single_numbers_where_bits_do_not_follow_devices() -> None:
+    mesh: Any = AbstractMesh((2,), (AXIS,))
+    by_rows, ordinary = (Sharded(mesh, cuts_longest=longest) for longest in (True, False))
+    shapes = [(2,), (1, 2), (3,), (2, 2), (0, 2), ()]
+    assert [*map(by_rows.shard_shape, shapes)] == [(2,), (1, 2), (2,), (1, 2), (0, 2), ()]
+    assert ordinary.shard_shape((2,)) == (1,)
 
 
 def exact_plan(devices: int, *, exact: bool = True) -> Plan:

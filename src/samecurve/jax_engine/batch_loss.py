@@ -3,34 +3,43 @@
 Each device computes the features of its rows. Features of all devices are gathered and put in the
 samples' order, without the rows that only fill up a shape. Every device computes the loss of the
 whole batch and its gradient by every row, then goes backward with the gradients of its own rows.
-With one accumulation step the first pass is kept for backward; with several it is computed again.
+With reducer `collective` all this is a part of the step's program: with one accumulation step the
+first pass is kept for backward; with several it is computed again. With reducer `tree` each
+microbatch has programs of its own (BatchLossPrograms), and it is always computed again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
+from jax.typing import ArrayLike
 
-from samecurve.core.determinism.mean import Mean
-from samecurve.core.determinism.microbatches import split_batch
-from samecurve.core.protocols import Progress, Task
+from samecurve.core.determinism.microbatches import accumulation_steps, count_microbatches
+from samecurve.core.determinism.step_arithmetic import loss_factor
+from samecurve.core.protocols import Task
 from samecurve.errors import UserError
-from samecurve.jax_engine.array_types import Arrays, HostArray
-from samecurve.jax_engine.runtime import exact_jit
+from samecurve.jax_engine.array_types import Arrays, PyTree
 from samecurve.jax_engine.sample_numbers import with_numbers
+from samecurve.jax_engine.sharded_calls import joined, over_devices, parts_of
+from samecurve.jax_engine.staging import StagedMicroBatch
 from samecurve.jax_engine.step_program import (
     OUTSIDE,
     GradientSums,
-    LossSums,
     Merge,
     Rows,
     Setup,
+    StepInputs,
     first_of,
-    round_program,
+    progress_of,
+    split_trained,
+    totals_of,
     without_fillers,
 )
 from samecurve.jax_engine.strategies import AXIS
@@ -38,19 +47,14 @@ from samecurve.jax_engine.strategies import AXIS
 Features = tuple[Arrays, Arrays]  # features that may have a gradient, and others; a row a sample
 
 
-def positions_of(number: int, count: int, micro_batch_size: int) -> HostArray:
-    """The positions of a microbatch's rows in the step. number: which microbatch of the step."""
-    return number * micro_batch_size + np.arange(count, dtype=np.int32)
-
-
 def microbatch_features(
-    task: Task, merge: Merge, params: Arrays, rows: Rows, *, when: jax.Array
+    task: Task, merge: Merge, params: Arrays, rows: Rows, *, when: ArrayLike
 ) -> Features:
     """The features of a microbatch. UserError: a feature has not one row a sample."""
 
     def features(arrays: Arrays) -> Arrays:
         count = len(next(iter(arrays.values())))
-        by_name = task.features(merge(params), arrays, Progress(*when))
+        by_name = task.features(merge(params), arrays, progress_of(when))
         for name, feature in by_name.items():
             if jnp.shape(feature)[0] != count:
                 raise UserError(
@@ -77,6 +81,13 @@ def microbatch_features(
     return inexact, {name: array for name, array in all_features.items() if name not in inexact}
 
 
+def features_program(setup: Setup, merge: Merge) -> Wrapped:
+    """Compile (parameters, rows, when) -> a microbatch's features."""
+    return setup.compiled(
+        lambda params, rows, when: microbatch_features(setup.task, merge, params, rows, when=when)
+    )
+
+
 def put_together(features: Any, position: jax.Array, num_samples: int) -> Any:
     """Put the rows of all devices in the samples' order, on every device; inside a shard_map.
 
@@ -95,13 +106,14 @@ def put_together(features: Any, position: jax.Array, num_samples: int) -> Any:
 
 
 def loss_gradients(
-    sums_of: LossSums, whole: Features, factor: jax.Array
+    setup: Setup, whole: Features, scale: jax.Array, when: ArrayLike
 ) -> tuple[Arrays, jax.Array]:
-    """The gradient of factor times the batch's loss sum, by row; and the totals."""
+    """The gradient of the batch's loss sum, scaled, by row; and the totals."""
     inexact, others = whole
+    factor = loss_factor(scale, setup.plan.nominal_weight)
 
     def loss(inexact: Arrays) -> tuple[jax.Array, jax.Array]:
-        totals = loss_totals(sums_of, {**inexact, **others}, factor.dtype)
+        totals = loss_totals(setup, {**inexact, **others}, when, setup.means)
         return totals[0], totals
 
     _, pull_back, totals = jax.vjp(loss, inexact, has_aux=True)
@@ -109,11 +121,12 @@ def loss_gradients(
     return gradients, totals
 
 
-def loss_totals(sums_of: LossSums, whole: Arrays, dtype: Any) -> jax.Array:
+def loss_totals(
+    setup: Setup, whole: Arrays, when: ArrayLike, means: Sequence[str] = ()
+) -> jax.Array:
     """[loss sum, weight, then sum and weight of each other mean] of a whole batch."""
-    losses = sums_of.task.batch_losses(whole, Progress(*sums_of.when))
-    numbers = [number for name in ("loss", *sums_of.names) for number in losses[name]]
-    return jnp.stack([jnp.asarray(number).astype(dtype) for number in numbers])
+    numbers = totals_of(setup.task.batch_losses(whole, progress_of(when)), means)
+    return jnp.stack([jnp.asarray(number).astype(setup.dtype) for number in numbers])
 
 
 def rows_gradients(gradients: Arrays, position: jax.Array) -> Arrays:
@@ -125,12 +138,13 @@ def rows_gradients(gradients: Arrays, position: jax.Array) -> Arrays:
 
 
 def pulled_back(
-    task: Task, merge: Merge, params: Arrays, rows: Rows, gradients: Arrays, *, when: jax.Array
+    setup: Setup, whole: Arrays, rows: Rows, gradients: Arrays, when: ArrayLike
 ) -> Arrays:
     """The parameters' gradient from that of a microbatch's features, which are computed again."""
+    trained, merge = split_trained(setup, whole)
     _, pull_back, _ = jax.vjp(
-        lambda params: microbatch_features(task, merge, params, rows, when=when),
-        params,
+        lambda trained: microbatch_features(setup.task, merge, trained, rows, when=when),
+        trained,
         has_aux=True,
     )
     params_gradient: Arrays
@@ -139,35 +153,26 @@ def pulled_back(
 
 
 def accumulate_whole_batch(
-    sums_of: LossSums,
-    merge: Merge,
-    params: Arrays,
-    rows: Rows,
-    factor: jax.Array,
-    *,
-    num_samples: int,
+    setup: Setup, whole: Arrays, rows: Rows, scale: jax.Array, when: ArrayLike, *, num_samples: int
 ) -> GradientSums:
     """Over one device's accumulation steps; inside of a shard_map. The first device counts the
-    loss.
+    totals of the batch.
 
-    rows: [accumulation steps, microbatch, ...]. factor: of the loss sum.
+    rows: [accumulation steps, microbatch, ...]. num_samples: of the whole step.
     """
     assert rows.position is not None
-    task, when = sums_of.task, sums_of.when
+    trained, merge = split_trained(setup, whole)
+    features_of = partial(microbatch_features, setup.task, merge, when=when)
     if rows.real.shape[0] == 1:
         inexact, pull_back, others = jax.vjp(
-            lambda params: microbatch_features(task, merge, params, first_of(rows), when=when),
-            params,
-            has_aux=True,
+            lambda trained: features_of(trained, first_of(rows)), trained, has_aux=True
         )
         features = jax.tree.map(lambda array: array[None], (inexact, others))
     else:
         pull_back = None
-        features = lax.map(
-            lambda microbatch: microbatch_features(task, merge, params, microbatch, when=when), rows
-        )
-    whole = put_together(features, rows.position, num_samples)
-    by_row, totals = loss_gradients(sums_of, whole, factor)
+        features = lax.map(lambda microbatch: features_of(trained, microbatch), rows)
+    of_all = put_together(features, rows.position, num_samples)
+    by_row, totals = loss_gradients(setup, of_all, scale, when)
     own = rows_gradients(by_row, rows.position)
     totals = jnp.where(lax.axis_index(AXIS) == 0, totals, 0)
     if pull_back:
@@ -175,103 +180,108 @@ def accumulate_whole_batch(
         return GradientSums(gradients, totals)
 
     def add(sums: Arrays, of_round: tuple[Rows, Arrays]) -> tuple[Arrays, None]:
-        microbatch, gradients = of_round
-        more = pulled_back(task, merge, params, microbatch, gradients, when=when)
+        more = pulled_back(setup, whole, *of_round, when)
         return jax.tree.map(jnp.add, sums, more), None
 
-    gradients, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, params), (rows, own))
+    gradients, _ = lax.scan(add, jax.tree.map(jnp.zeros_like, trained), (rows, own))
     return GradientSums(gradients, totals)
 
 
-class RoundFeatures(NamedTuple):
-    """Features of one round of an evaluation, gathered from all devices onto every device."""
+class Replica(NamedTuple):
+    """What one device computes gradients with."""
 
-    features: Arrays  # [devices, microbatch, ...]
-    position: jax.Array  # [devices, microbatch], among the held-out samples
-
-
-class HostRows(NamedTuple):
-    """Features of some held-out samples, on the host."""
-
-    features: Mapping[str, HostArray]
-    position: HostArray
+    params: Arrays  # whole
+    scale: jax.Array  # f16's factor of the loss
 
 
-def make_round_features(setup: Setup) -> Wrapped:
-    """Compile the features of an evaluation's round: round_program() -> RoundFeatures."""
+@dataclass(frozen=True)
+class BatchLossPrograms:
+    """Every computation is a program for one device, the same for each microbatch; programs over
+    all devices only move values.
+    """
 
-    def features(params: Arrays, rows: Rows, when: jax.Array) -> Any:
-        inexact, others = microbatch_features(
-            setup.task, setup.model.merge_for_eval, params, rows, when=when
-        )
-        assert rows.position is not None
-        local = RoundFeatures({**inexact, **others}, rows.position)
-        return jax.tree.map(lambda array: lax.all_gather(array, AXIS), local)
+    setup: Setup
 
-    return round_program(setup, features)
+    def gradients_of_each(
+        self, replicas: Sequence[Replica], inputs: StepInputs, num_samples: int
+    ) -> Iterator[tuple[StagedMicroBatch, GradientSums]]:
+        """Gradient sums of this process's microbatches; the step's first also has the totals.
 
-
-def feature_shapes(features: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of features [devices, microbatch, ...], without the axis of devices."""
-    return {
-        name: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for name, array in features.items()
-    }
-
-
-def on_host(one: RoundFeatures) -> HostRows:
-    """Fetch the features of a round, without the rows that are no samples."""
-    position = np.asarray(one.position.addressable_data(0)).reshape(-1)
-    real = position != OUTSIDE
-    features = {}
-    for name, array in one.features.items():
-        rows = np.asarray(array.addressable_data(0))
-        features[name] = rows.reshape(-1, *rows.shape[2:])[real]
-    return HostRows(features, position[real])
-
-
-class EvalLosses:
-    """The summed losses of the global batches of held-out samples; the last batch may be short."""
-
-    def __init__(self, setup: Setup) -> None:
-        self._plan = setup.plan
-        compiled: Callable[..., Wrapped] = exact_jit if setup.plan.compute.exact else jax.jit
-        self._totals = compiled(
-            lambda whole, when: loss_totals(LossSums(setup.task, (), when), whole, setup.dtype)
-        )
-
-    def total(
-        self,
-        parts: Sequence[HostRows],
-        shapes: Mapping[str, jax.ShapeDtypeStruct],
-        when: HostArray,
-        over_processes: Callable[[HostArray], HostArray] = lambda rows: rows,
-        *,
-        samples: int,
-    ) -> Mean:
-        """The loss over all held-out samples; every process computes the same.
-
-        parts: the features of this process's samples
-        shapes: the shapes of a microbatch's features
-        over_processes: adds whole numbers over all processes; one process has each row, the others
-            zeros
-        samples: the number of held-out samples of all processes
+        num_samples: of the whole step
         """
-        whole = {}
-        for name, spec in shapes.items():
-            rows = np.zeros((samples, *spec.shape[1:]), spec.dtype)
-            for part in parts:
-                rows[part.position] = part.features[name]
-            whole[name] = _summed_bytes(rows, over_processes)
-        loss = np.zeros(2)
-        for begin, end in split_batch(samples, self._plan.batch.global_batch_size):
-            batch = {name: rows[begin:end] for name, rows in whole.items()}
-            loss += np.asarray(self._totals(batch, when), np.float64)
-        return Mean(*loss.tolist())
+        losses = [
+            self._loss_program(features, replica.scale, inputs.when)
+            for features, replica in zip(
+                self._whole_features(replicas, inputs, num_samples), replicas, strict=True
+            )
+        ]
+        microbatches: list[StagedMicroBatch] = inputs.rows
+        for one in microbatches:
+            if one.number is not None:
+                params, loss = replicas[one.local_device].params, losses[one.local_device]
+                yield one, self._pull_program(params, one.rows, *loss, inputs.when)
 
+    def _whole_features(
+        self, replicas: Sequence[Replica], inputs: StepInputs, num_samples: int
+    ) -> list[Features]:
+        """The features of the whole step, on each device of this process."""
+        plan = self.setup.plan
+        count = count_microbatches(num_samples, plan.batch.micro_batch_size)
+        most = accumulation_steps(count, plan.layout.num_devices)
+        by_device: list[list[tuple[Features, Any]]] = [[] for _ in replicas]
+        for one in inputs.rows:
+            params = replicas[one.local_device].params
+            features = self._features_program(params, one.rows, inputs.when)
+            by_device[one.local_device].append((features, one.rows.position))
+        like = next(filter(None, by_device))[0][0]
+        nowhere = np.full(plan.batch.micro_batch_size, OUTSIDE, np.int32)
+        packed = []
+        for device, of_device in zip(self.setup.devices, by_device, strict=True):
+            filler = jax.device_put((like, nowhere), device)
+            missing = [filler] * (most - len(of_device))
+            packed.append(self._pack_program([*of_device, *missing]))
+        mesh = self.setup.strategy.mesh
+        of_all = joined(packed, PartitionSpec(AXIS), mesh)
+        return parts_of(self._exchange_program(num_samples)(*of_all), self.setup.devices)
 
-def _summed_bytes(rows: HostArray, over_processes: Callable[[HostArray], HostArray]) -> HostArray:
-    """Gather rows, of which one process each has the values and the others zeros, bit by bit."""
-    encoded = rows.tobytes()
-    words = np.frombuffer(encoded + bytes(-len(encoded) % 4), np.int32)
-    summed = over_processes(words).tobytes()[: len(encoded)]
-    return np.frombuffer(summed, rows.dtype).reshape(rows.shape)
+    @cached_property
+    def _features_program(self) -> Wrapped:
+        """(parameters, rows, when) -> a microbatch's features."""
+        return features_program(self.setup, self.setup.model.merge)
+
+    @cached_property
+    def _pack_program(self) -> Wrapped:
+        """Pack what is known of one device's microbatches into [1, microbatches, rows, ...]."""
+        return self.setup.compiled(
+            lambda trees: jax.tree.map(lambda *arrays: jnp.stack(arrays)[None], *trees)
+        )
+
+    @cached_property
+    def _exchange_program(self) -> Callable[[int], Wrapped]:
+        """Compile, for a number of samples: (features, position) by device -> all features."""
+
+        def program(num_samples: int, features: PyTree, position: jax.Array) -> PyTree:
+            local = jax.tree.map(lambda array: array[0], features)
+            return put_together(local, position[0], num_samples)
+
+        mesh = self.setup.strategy.mesh
+        return cache(lambda count: self.setup.compiled(over_devices(partial(program, count), mesh)))
+
+    @cached_property
+    def _loss_program(self) -> Wrapped:
+        """(features of the whole step, scale, when) -> (gradients by row, totals)."""
+        return self.setup.compiled(partial(loss_gradients, self.setup))
+
+    @cached_property
+    def _pull_program(self) -> Wrapped:
+        """(parameters, rows, gradients by row, totals, when) -> GradientSums of a microbatch."""
+
+        def program(
+            whole: Arrays, rows: Rows, gradients: Arrays, totals: jax.Array, when: jax.Array
+        ) -> GradientSums:
+            assert rows.position is not None
+            own = rows_gradients(gradients, rows.position)
+            gradient = pulled_back(self.setup, whole, rows, own, when)
+            return GradientSums(gradient, jnp.where(rows.position[0] == 0, totals, 0))
+
+        return self.setup.compiled(program)

@@ -2,8 +2,8 @@
 
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.stages import Compiled, Wrapped
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.evaluation import EvalSum, EvalSums
+from samecurve.core.evaluation import EvalSums
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
@@ -31,28 +31,16 @@ from samecurve.core.protocols import (
 )
 from samecurve.core.split_check import lines_or_refuse
 from samecurve.core.weights import digest
-from samecurve.jax_engine.array_types import Arrays, Float, HostArray
-from samecurve.jax_engine.batch_loss import (
-    EvalLosses,
-    RoundFeatures,
-    accumulate_whole_batch,
-    feature_shapes,
-    make_round_features,
-    on_host,
-)
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray, Shape
 from samecurve.jax_engine.checkpoint import State, StateLayout, averaged_params
+from samecurve.jax_engine.decisions import has_fixed_microbatches, reducer_of
+from samecurve.jax_engine.evaluation import Evaluation
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
 from samecurve.jax_engine.sharded_calls import over_devices
 from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
-from samecurve.jax_engine.step_program import (
-    Rows,
-    Setup,
-    make_evaluation,
-    make_step,
-    progress_array,
-)
+from samecurve.jax_engine.step_program import Rows, Setup, StepInputs, Steps, progress_array
 from samecurve.jax_engine.strategies import AXIS, STRATEGIES
 from samecurve.jax_engine.trace_checks import check_loss, check_repeats
 
@@ -81,12 +69,12 @@ class JaxEngine:
         self._index = index
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._local_devices = [devices[place] for place in plan.layout.devices_of(index)]
-        self._strategy = STRATEGIES[plan.layout.strategy](self._mesh)
+        self._strategy = STRATEGIES[plan.layout.strategy](
+            self._mesh, cuts_longest=reducer_of(plan) == "tree"
+        )
         self._dtype: Float = np.dtype(np.float64 if plan.compute.precision == "f64" else np.float32)
-        self._staging = Staging(plan, self._mesh, self._dtype, len(self._local_devices))
+        self._staging = Staging(plan, self._mesh, self._dtype, self._local_devices)
         self._replicated = NamedSharding(self._mesh, PartitionSpec())
-        self._names: tuple[str, ...] = ()  # the means beside the loss, known once it was checked
-        self._steps: dict[int, Wrapped] = {}
         self._checked = False  # whether the loss was looked at
         self._is_new = True  # whether the run began in this process
         self._first_step = 0  # of this process
@@ -125,31 +113,27 @@ class JaxEngine:
             layout=layout,
             dtype=dtype,
             features=features,
+            devices=self._local_devices,
         )
 
     @property
     def _layout(self) -> StateLayout:
         return self._setup.layout
 
-    def _step(self, num_samples: int) -> Wrapped:
-        """The program of a step. A loss over the whole batch has one for each batch size."""
-        key = num_samples if self.plan.whole_batch else 0
-        if key not in self._steps:
-            accumulate = partial(accumulate_whole_batch, num_samples=num_samples) if key else None
-            self._steps[key] = make_step(self._setup, self._names, accumulate)
-        return self._steps[key]
+    @cached_property
+    def _steps(self) -> Steps[Any, Any, Any]:
+        """Steps with the plan's reducer, which alone knows what a state is."""
+        if reducer_of(self.plan) == "tree":
+            from samecurve.jax_engine.tree_steps import TreeSteps
+
+            return TreeSteps(self._setup)
+        from samecurve.jax_engine.collective_steps import CollectiveSteps
+
+        return CollectiveSteps(self._setup)
 
     @cached_property
-    def _evaluation(self) -> Wrapped:
-        return make_evaluation(self._setup)
-
-    @cached_property
-    def _round_features(self) -> Wrapped:
-        return make_round_features(self._setup)
-
-    @cached_property
-    def _eval_losses(self) -> EvalLosses:
-        return EvalLosses(self._setup)
+    def _evaluation(self) -> Evaluation:
+        return Evaluation(self._setup, self._staging, self._index)
 
     @cached_property
     def _all_finite(self) -> Wrapped:
@@ -159,13 +143,13 @@ class JaxEngine:
     def _sampled_params(self) -> Wrapped:
         """A program that gives the parameters without padding: a module uses them outside a step.
 
-        A parameter that is cut evenly stays cut, where one process has all devices; others are
-        whole on every device.
+        A parameter that is cut evenly stays cut, where one process has all devices and the reducer
+        is no tree: a module that is cut rounds in another way. Others are whole on every device.
         """
         shapes, whole = self._model.shapes, PartitionSpec()
-        is_alone = self.plan.layout.world_size == 1
+        stay_cut = self.plan.layout.world_size == 1 and reducer_of(self.plan) != "tree"
         shardings = {
-            name: NamedSharding(self._mesh, self._strategy.even_spec(shape) if is_alone else whole)
+            name: NamedSharding(self._mesh, self._strategy.even_spec(shape) if stay_cut else whole)
             for name, shape in shapes.items()
         }
 
@@ -182,13 +166,13 @@ class JaxEngine:
         rows: jax.Array = self._staging.put(np.zeros((len(self._local_devices), 0), self._dtype))
         return rows
 
-    def init(self, weights: Checkpoint | None = None) -> State:
+    def init(self, weights: Checkpoint | None = None) -> Any:
         self._model, value = self._open_model()  # the values may be a whole model: not kept
-        return self._layout.init(value, weights)
+        return self._steps.place(self._layout.init(value, weights))
 
-    def restore(self, saved: Checkpoint, _weights: Checkpoint | None = None) -> State:
+    def restore(self, saved: Checkpoint, _weights: Checkpoint | None = None) -> Any:
         self._is_new, self._first_step = not saved.step, saved.step
-        return self._layout.restore(saved)
+        return self._steps.place(self._layout.restore(saved))
 
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
@@ -197,9 +181,8 @@ class JaxEngine:
         check_repeats(self._setup, self._staging.narrow_rows(rows.pick([0])))
         error = None
         if self._takes_whole_rows and len(rows.ids) > 1:
-            sums_of = partial(self._sums_of, state, rows)
-            count, devices = len(rows.ids), len(self._local_devices)
-            error = whole_rows_error(sums_of, count, devices, self.plan)
+            sums_of = partial(self._evaluation.trial_sums, self._steps.one_state(state), rows)
+            error = whole_rows_error(sums_of, len(rows.ids), self.plan)
         return lines_or_refuse(
             error,
             repeats=True,
@@ -213,37 +196,25 @@ class JaxEngine:
         has_leave_out = getattr(self.task, "leave_out", None) is not None
         is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
         fits = self.plan.batch.micro_batch_size > 1 and not (
-            self.plan.compute.exact or self.plan.whole_batch
+            has_fixed_microbatches(self.plan) or self.plan.whole_batch
         )
         return is_theirs and fits
-
-    def _sums_of(
-        self, state: State, rows: TrialRows, numbers: Sequence[int], devices: int
-    ) -> EvalSums:
-        """The task's sums of these rows, counted once for each of `devices` of every process."""
-        idle = (None,) * (len(self._local_devices) - devices)
-        staged = self.stage([((rows.pick(numbers),) * devices + idle)], 1)
-        return self.evaluate(state, [staged], self.plan.progress_at(rows.step))
 
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
         return self._staging.stage(rounds, of)
 
     def step(
-        self, state: State, batch: Batch, lr: float, requests: Sequence[int]
-    ) -> tuple[State, QueuedMetrics]:
+        self, state: Any, batch: Batch, lr: float, requests: Sequence[int]
+    ) -> tuple[Any, QueuedMetrics]:
         staged: StagedRounds = batch.rounds
         if not self._checked:
             self._check_loss(staged.example)
         for hooks in self.features.values():
             hooks.before_step(state, batch)
         local = self._local_metrics(batch, requests)
-        rate = np.asarray(lr, self._dtype)
-        when = progress_array(batch.progress)
-        rows = self._staging.trained_rows(staged.rows)
-        state, values = self._step(batch.samples)(
-            state, rows, self._to_all_reduce(local), rate, when
-        )
-        return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._names)
+        inputs = self._inputs(batch, local, lr)
+        state, values = self._steps.run(state, inputs, batch.samples)
+        return state, QueuedMetrics(values, local, self.plan.layout.world_size, self._setup.means)
 
     @property
     def setup(self) -> Setup:
@@ -251,106 +222,85 @@ class JaxEngine:
         return self._setup
 
     @property
-    def means(self) -> Sequence[str]:
-        """The names of the means beside the loss, known from the first step on."""
-        return self._names
-
-    @property
     def first_step(self) -> int:
         """The first step of this process."""
         return self._first_step
 
-    def one_state(self, state: Any) -> State:
-        """The state with arrays over all devices."""
-        one: State = state
-        return one
-
     def inputs_of(
-        self, state: State, batch: Batch, device: int, number: int
+        self, state: Any, batch: Batch, device: int, number: int
     ) -> tuple[State, Rows, int]:
-        """The state, the step's rows, and the accumulation step in which a device has one of its
+        """The state, rows of the step, and the place among them where a device has one of its
         microbatches: idle ones come first.
         """
-        staged: StagedRounds = batch.rounds
-        rows = self._staging.trained_rows(staged.rows)
         numbers = self.plan.batch.microbatches_of(batch.num_microbatches, device)
         round_ = self.plan.batch.accumulation_steps - len(numbers) + numbers.index(number)
-        return state, rows, round_
+        trained = self._staging.trained_rows(batch.rounds)
+        return self._steps.one_state(state), *self._steps.rows_again(trained, number, round_)
 
-    def compiled_step(self, state: State, batch: Batch) -> Compiled:
-        """The step's program, as XLA compiled it."""
-        staged: StagedRounds = batch.rounds
-        extra = self._to_all_reduce(self._local_metrics(batch, [0] * len(REQUESTS)))
-        rate = np.asarray(0.0, self._dtype)
-        when = progress_array(START)
-        rows = self._staging.trained_rows(staged.rows)
-        return self._step(batch.samples).lower(state, rows, extra, rate, when).compile()
+    def _inputs(self, batch: Batch, local: NDArray[np.float64], lr: float) -> StepInputs:
+        return StepInputs(
+            self._staging.trained_rows(batch.rounds),
+            self._to_all_reduce(local),
+            np.asarray(lr, self._dtype),
+            progress_array(batch.progress),
+        )
 
-    def refill(self, state: State, saved: Checkpoint) -> State:
+    def compiled_step(self, state: Any, batch: Batch) -> Compiled | None:
+        """The step's program, as XLA compiled it; None: there are several."""
+        local = self._local_metrics(batch, [0] * len(REQUESTS))
+        return self._steps.compiled_step(state, self._inputs(batch, local, 0.0), batch.samples)
+
+    def refill(self, state: Any, saved: Checkpoint) -> Any:
         del state  # jax's arrays can't be written in place
         return self.restore(saved)
 
     def evaluate(
         self,
-        state: State,
+        state: Any,
         rounds: Iterable[StagedRounds],
         progress: Progress = START,
         samples: int | None = None,
     ) -> EvalSums:
-        """The task's sums over all devices.
+        """The task's sums over all devices."""
+        one_state, samples = self._steps.one_state(state), samples or self.plan.eval_samples
+        return self._evaluation.sums(one_state, rounds, progress, samples)
 
-        A round is queued once the one before it is computed: CPU devices that have many programs
-        with collectives in their queues may wait for each other for ever, and a round's sign of
-        life is to mean that those before it are done.
-        """
-        specs = self.task.eval_sums()
-        params, when = averaged_params(state), progress_array(progress)
-        sums: list[Arrays] = []
-        features: list[RoundFeatures] = []
-        for staged in rounds:
-            jax.block_until_ready((sums[-1:], features[-1:]))
-            sums.append(self._evaluation(params, staged.rows, when))
-            if self.plan.whole_batch:
-                features.append(self._round_features(params, staged.rows, when))
-        totals: dict[str, EvalSum] = {}
-        for name, spec in specs.items():
-            dtype = np.int64 if spec.integer else np.float64
-            by_round = [np.asarray(of_round[name], dtype) for of_round in sums]
-            total = np.sum(by_round, axis=0) if by_round else np.zeros(spec.shape, dtype)
-            totals[name] = total if spec.shape else total.item()
-        if self.plan.whole_batch:
-            shapes = feature_shapes(features[0].features)
-            loss = self._eval_losses.total(
-                [on_host(one) for one in features],
-                shapes,
-                when,
-                samples=samples or self.plan.data.eval_samples,
-            )
-            totals.update({"loss.sum": loss.sum, "loss.weight": loss.weight})
-        return totals
-
-    def sample(self, state: State, step: int) -> Sequence[Sample]:
-        params: Arrays = self._sampled_params(averaged_params(state))
+    def sample(self, state: Any, step: int) -> Sequence[Sample]:
+        params: Arrays = self._sampled_params(averaged_params(self._steps.one_state(state)))
         if all(array.is_fully_replicated for array in params.values()):
             params = {name: array.addressable_data(0) for name, array in params.items()}
         return self.task.sample(self._model.merge_for_eval(params), self.plan.fixed.seed + step)
 
-    def gather(self, state: State) -> list[ArrayShard]:
-        finite = np.asarray(self._all_finite(state)).tolist()
+    def gather(self, state: Any) -> list[ArrayShard]:
+        one_state = self._steps.one_state(state)
+        finite = np.asarray(self._all_finite(one_state)).tolist()
         return self._layout.gather(
-            state, finite, process=self._index, world_size=self.plan.layout.world_size
+            one_state, finite, process=self._index, world_size=self.plan.layout.world_size
         )
 
-    def digests(self, state: State) -> dict[str, str]:
-        """Digests of the state's arrays as this process's first device has them."""
+    def digests(self, state: Any) -> dict[str, str]:
+        """Digests of whole arrays, which are put together one at a time."""
+        shapes = self._layout.shapes
         return {
-            name: digest(np.asarray(array.addressable_data(0))).hex()
+            name: digest(np.asarray(self._whole_array(shapes[name])(array))).hex()
             for name, array in self.named_arrays(state)
         }
 
-    def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]:
+    @cached_property
+    def _whole_array(self) -> Callable[[Shape], Wrapped]:
+        """Compile, for a shape: (array that may be cut) -> the array on every device."""
+
+        def compiled(shape: Shape) -> Wrapped:
+            def without_padding(array: jax.Array) -> jax.Array:
+                return jax.lax.slice(array, (0,) * len(shape), shape)
+
+            return jax.jit(without_padding, out_shardings=self._replicated)
+
+        return cache(compiled)
+
+    def named_arrays(self, state: Any) -> Iterator[tuple[str, jax.Array]]:
         """The arrays of a state that a checkpoint holds, by name."""
-        return self._layout.named_arrays(state)
+        return self._layout.named_arrays(self._steps.one_state(state))
 
     def preflight(self, each: float = 1.0) -> float:
         """Add up numbers of all devices, with the collective that steps use."""
@@ -389,7 +339,7 @@ class JaxEngine:
             name: jnp.asarray(self._staging.narrow(name, array)) for name, array in example.items()
         }
         loss = check_loss(self._setup, row)
-        self._names, self._staging.loss_draws = loss.names, loss.draws
+        self._setup.means, self._staging.loss_draws = loss.names, loss.draws
         self._layout.leave_out(loss.unused, is_new=self._is_new)
         if self._layout.left_out and self._is_new:
             from samecurve.core.unused_params import unused_line

@@ -1,6 +1,6 @@
 """The base class of what a feature does in the steps of engine jax (core/feature.py)."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -17,13 +17,11 @@ class HookedEngine(Protocol):
     """What hooks need of the engine.
 
     setup: the parts of the compiled programs
-    means: the names of the means beside the loss, known from the first step on
     first_step: of this process
     notes: for the user; the loop records and empties it
-    inputs_of: the state as programs take it, rows of the step in which a device has a microbatch,
-        and the accumulation step in which it has it
-    one_state: a state as programs take it, with arrays over all devices
-    named_arrays: what a checkpoint holds of such a state, by name
+    inputs_of: the state with arrays over all devices, rows of the step in which a device has a
+        microbatch, and the place among them where it has it
+    named_arrays: what a checkpoint holds of a state, by name
     """
 
     plan: Plan
@@ -32,14 +30,11 @@ class HookedEngine(Protocol):
     @property
     def setup(self) -> Setup: ...
     @property
-    def means(self) -> Sequence[str]: ...
-    @property
     def first_step(self) -> int: ...
     def inputs_of(
         self, state: Any, batch: Batch, device: int, number: int
     ) -> tuple[State, Rows, int]: ...
-    def one_state(self, state: Any) -> State: ...
-    def named_arrays(self, state: State) -> Iterator[tuple[str, jax.Array]]: ...
+    def named_arrays(self, state: Any) -> Iterator[tuple[str, jax.Array]]: ...
 
 
 class JaxHooks:

@@ -21,7 +21,6 @@ from jax.profiler import ProfileData, ProfileOptions
 
 from samecurve.core.measurement.profile_types import Operation, ProfileSchedule, RankProfile, Step
 from samecurve.core.protocols import Batch
-from samecurve.jax_engine.checkpoint import State
 from samecurve.jax_engine.engine import JaxEngine
 from samecurve.jax_engine.step_metrics import QueuedMetrics
 
@@ -129,13 +128,11 @@ class JaxWatch:
         if self._trace:
             shutil.move(next(home.glob("*.trace.json.gz")), self._trace)
         timings = _timings(ProfileData.from_file(str(next(home.glob("*.xplane.pb")))))
-        exact = self._engine.plan.compute.exact
-        # train.exact has several programs a step, which are not described here
-        program = None if exact else self._engine.compiled_step(state, batch)
+        program = self._engine.compiled_step(state, batch)  # None: several, not described here
         instructions = _instructions(program.as_text() or "") if program else {}
         runs = self._schedule.traced * len(self._engine.plan.layout.devices_of(0))
         self._operations = _operations(timings, instructions, runs)
-        self._memory = _state_bytes(self._engine, state[0] if exact else state)
+        self._memory = _state_bytes(self._engine, state)
         if program and (memory := program.memory_analysis()):
             self._memory["temporary"] = int(memory.temp_size_in_bytes)
 
@@ -220,7 +217,7 @@ def _instructions(text: str) -> dict[str, _HloInstruction]:
     return instructions
 
 
-def _state_bytes(engine: JaxEngine, state: State) -> dict[str, int]:
+def _state_bytes(engine: JaxEngine, state: Any) -> dict[str, int]:
     """Bytes of weights and optimizer state on one device."""
     sizes = {"weights": 0, "optimizer": 0}
     for name, array in engine.named_arrays(state):

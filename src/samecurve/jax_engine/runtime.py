@@ -11,6 +11,7 @@ from samecurve.core.planning.memory import usable_share
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import pip_command
 from samecurve.errors import RunError, UserError
+from samecurve.jax_engine.decisions import has_fixed_threads
 
 # seconds for all processes to join; worker/preflight.py ends the waiting earlier, with a message
 _JOIN_SECONDS = 86_400
@@ -23,9 +24,9 @@ _NO_STUCK_TIMEOUT = (
 # On each GPU XLA tries several kernels and takes the fastest; some kernels add in no fixed order.
 _DETERMINISTIC_KERNELS = {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}
 # The variable that sets how many threads XLA computes with on CPUs; without it one a core, or one a
-# device where these are more. XLA cuts long sums into as many parts, so exact runs have a number of
-# their own. On two cores a step took no longer with 16 threads than with two.
-_THREADS, EXACT_THREADS = "PJRT_NPROC", 16
+# device where these are more. XLA cuts long sums into as many parts, so the number is fixed where
+# bits are not to follow the devices. On two cores a step took no longer with 16 than with two.
+_THREADS, FIXED_THREADS = "PJRT_NPROC", 16
 # variables that set the share of a GPU that jax takes at its start; the current name first
 _MEMORY_SHARE = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 
@@ -36,7 +37,7 @@ def environment(plan: Plan, index: int, environment: Mapping[str, str]) -> dict[
     index: the number of this process.
     environment: the present variables; those that the user set stay.
 
-    UserError: more CPU devices than an exact run has threads for.
+    UserError: more CPU devices than a fixed number of threads is enough for.
     """
     if plan.layout.devices[0].kind != "cpu":
         if any(name in environment for name in _MEMORY_SHARE):
@@ -46,17 +47,17 @@ def environment(plan: Plan, index: int, environment: Mapping[str, str]) -> dict[
     flags = environment.get("XLA_FLAGS", "")
     more = [flag for flag in _NO_STUCK_TIMEOUT if flag.partition("=")[0] not in flags]
     variables = {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
-    if plan.compute.exact:
-        _check_exact_threads(plan, index, environment)
-        variables.setdefault(_THREADS, environment.get(_THREADS, str(EXACT_THREADS)))
+    if has_fixed_threads(plan):
+        _check_fixed_threads(plan, index, environment)
+        variables.setdefault(_THREADS, environment.get(_THREADS, str(FIXED_THREADS)))
     return {name: value for name, value in variables.items() if environment.get(name) != value}
 
 
-def _check_exact_threads(plan: Plan, index: int, environment: Mapping[str, str]) -> None:
+def _check_fixed_threads(plan: Plan, index: int, environment: Mapping[str, str]) -> None:
     """UserError: XLA would start more threads than on fewer devices, and sums have other bits; or
     the user's number of threads is none.
     """
-    number = environment.get(_THREADS, str(EXACT_THREADS))
+    number = environment.get(_THREADS, str(FIXED_THREADS))
     if not number.isdigit():
         raise UserError(
             f"{_THREADS}={number} is no number of threads", f"unset {_THREADS}", _THREADS
@@ -73,8 +74,10 @@ def _check_exact_threads(plan: Plan, index: int, environment: Mapping[str, str])
         )
 
 
-def exact_jit(function: Callable[..., Any], *, donate_argnums: tuple[int, ...] = ()) -> Wrapped:
-    """jax.jit for train.exact: kernels that give the same bits on each device and in each process.
+def deterministic_jit(
+    function: Callable[..., Any], *, donate_argnums: tuple[int, ...] = ()
+) -> Wrapped:
+    """jax.jit with kernels that give the same bits on each device and in each process.
 
     The kernels are chosen by options of the program: XLA reads its flags once a process, and an
     earlier run of the process may have set others. Only for programs that no other program calls.

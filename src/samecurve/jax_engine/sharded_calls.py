@@ -1,10 +1,11 @@
-"""jax.shard_map without empty arrays among the program's inputs.
+"""Programs over all devices of a mesh, and the parts of their arrays on single devices.
 
-With jaxlib 0.11.2 a process that passes an empty array to several devices, and uses it, ends by
-SIGSEGV. So the program makes empty arrays itself, from their shapes.
+shard_map() is jax.shard_map without empty arrays among the program's inputs. With jaxlib 0.11.2 a
+process that passes an empty array to several devices, and uses it, ends by SIGSEGV. So the program
+makes empty arrays itself, from their shapes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -56,6 +57,34 @@ def over_devices(function: Callable[..., Any], mesh: Mesh | AbstractMesh) -> Cal
     return shard_map(
         function, mesh=mesh, in_specs=PartitionSpec(*mesh.axis_names), out_specs=PartitionSpec()
     )
+
+
+def joined(parts: Sequence[PyTree], specs: PyTree, mesh: Mesh) -> PyTree:
+    """Make a tree of arrays over all devices, without a copy.
+
+    parts: for each device of this process, in the mesh's order, its part of the tree
+    specs: as shard_map() takes them
+    """
+    axis_sizes = dict(mesh.shape)
+
+    def join(spec: PartitionSpec, *shards: jax.Array) -> jax.Array:
+        cuts = [axis_sizes.get(axis, 1) for axis in spec]
+        cuts += [1] * (shards[0].ndim - len(cuts))
+        shape = tuple(size * cut for size, cut in zip(shards[0].shape, cuts, strict=True))
+        sharding = NamedSharding(mesh, spec)
+        return jax.make_array_from_single_device_arrays(shape, sharding, list(shards))
+
+    return jax.tree.map(join, _spec_of_each_leaf(specs, parts[0]), *parts, is_leaf=_is_spec)
+
+
+def parts_of(tree: PyTree, devices: Sequence[jax.Device]) -> list[PyTree]:
+    """Split a tree of arrays over all devices into each of these devices' part, without a copy."""
+    leaves, structure = jax.tree.flatten(tree)
+    by_device = [{shard.device: shard.data for shard in leaf.addressable_shards} for leaf in leaves]
+    return [
+        jax.tree.unflatten(structure, [shards[device] for shards in by_device])
+        for device in devices
+    ]
 
 
 def _spec_of_each_leaf(specs: PyTree, arguments: PyTree) -> PyTree:

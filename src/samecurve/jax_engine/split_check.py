@@ -15,33 +15,35 @@ from samecurve.errors import UserError
 _FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; all others: narrow
 
 
+RealAndIdle = tuple[EvalSums, EvalSums]  # sums of rows, and of rows that only fill up a shape
+
+
 def whole_rows_error(
-    sums_of: Callable[[Sequence[int], int], EvalSums], count: int, devices: int, plan: Plan
+    sums_of: Callable[[Sequence[int]], RealAndIdle], count: int, plan: Plan
 ) -> UserError | None:
     """The error of a loss or a metric that does not add up over rows; None: all add up.
 
-    sums_of: (numbers of rows, devices of each process to use) -> the task's sums
+    sums_of: numbers of rows -> the task's sums
     count: the number of rows
-    devices: the number of each process's devices
     """
-    copies = plan.layout.num_devices  # how often each row is counted over all processes
     rows = range(count)
     cut = max(1, 3 * count // 8)
     parts = [rows[:cut], rows[cut:]]
-    whole, *of_parts = (sums_of(numbers, devices) for numbers in (rows, *parts))
+    (whole, idle), *of_parts = map(sums_of, (rows, *parts))
     tolerance = SURE[_FORMATS.get(plan.compute.precision, "narrow")]
     names = [name.removesuffix(".sum") for name in whole if name.endswith(".sum")]
     for name in names:
         trials = [
-            _trial(sums, name, len(numbers), copies)
-            for sums, numbers in zip((whole, *of_parts), (rows, *parts), strict=True)
+            _trial(sums, name, len(numbers))
+            for sums, numbers in zip(
+                (whole, *(real for real, _ in of_parts)), (rows, *parts), strict=True
+            )
         ]
         present = [trial for trial in trials if trial]
         finding = compare_parts(present[0], present[1:], tolerance) if all(trials) else None
         if finding:
             what = "the loss" if name == "loss" else f'the metric "{name}"'
             return explain(finding, Evidence(what=what, loss_at="task"), rounded=tolerance)
-    idle = sums_of(rows, devices - 1) if devices > 1 else whole
     for name, total in idle.items():
         if isinstance(total, float) and not math.isfinite(total) and math.isfinite(whole[name]):
             return UserError(
@@ -53,9 +55,9 @@ def whole_rows_error(
     return None
 
 
-def _trial(sums: EvalSums, name: str, samples: int, copies: int) -> Trial | None:
+def _trial(sums: EvalSums, name: str, samples: int) -> Trial | None:
     """The sum and weight of a metric; None for a table of counts."""
     total, weight = sums[f"{name}.sum"], sums[f"{name}.weight"]
     if not isinstance(total, int | float) or not isinstance(weight, int | float):
         return None
-    return Trial(samples, total / copies, weight / copies)
+    return Trial(samples, total, weight)

@@ -5,8 +5,8 @@ The feed's thread stages rows while steps run, so nothing here may read an engin
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch, Round
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Float, HostArray, PyTree
-from samecurve.jax_engine.batch_loss import positions_of
+from samecurve.jax_engine.decisions import reducer_of
 from samecurve.jax_engine.sample_numbers import KEYS, keyed_arrays
 from samecurve.jax_engine.step_program import OUTSIDE, Rows
 from samecurve.jax_engine.strategies import AXIS
@@ -27,62 +27,104 @@ from samecurve.jax_engine.strategies import AXIS
 class StagedRounds:
     """The rows of a step, or of a round of an evaluation, on their devices."""
 
-    rows: Rows  # [devices, accumulation steps, microbatch, ...]
+    # a list of StagedMicroBatch; where the plan's reducer is `collective`, for training: Rows
+    # [devices, accumulation steps, microbatch, ...]
+    rows: Any
     example: Mapping[str, HostArray]  # one real row, on the host, as the data has it
+
+
+@dataclass(frozen=True)
+class StagedMicroBatch:
+    """A microbatch on its device, filled up to plan.batch.micro_batch_size rows."""
+
+    local_device: int
+    rows: Rows
+    number: int | None  # which microbatch of the step; None: a copy of a row, to be dropped
 
 
 class Staging:
     """Puts host arrays on this process's devices.
 
     dtype: the type of the run's floating-point numbers
-    num_local: the number of this process's devices
+    devices: those of this process
     loss_draws: whether the loss takes numbers from its rows' keys; True until that is known. Keys
         that nobody asks for cost a tenth of a short step.
     """
 
     loss_draws = True
 
-    def __init__(self, plan: Plan, mesh: Mesh, dtype: Float, num_local: int) -> None:
-        self._plan, self._dtype, self._num_local = plan, dtype, num_local
+    def __init__(self, plan: Plan, mesh: Mesh, dtype: Float, devices: Sequence[jax.Device]) -> None:
+        self._plan, self._dtype, self._devices = plan, dtype, devices
+        self._micro_batch_size = plan.batch.micro_batch_size
         self.by_device = NamedSharding(mesh, PartitionSpec(AXIS))
-        self._sent: dict[tuple[object, ...], tuple[jax.Array, jax.Array | None]] = {}
+        self._sent: dict[tuple[object, ...], tuple[Any, Any]] = {}
 
     def stage(self, rounds: Sequence[Round], of: int) -> StagedRounds:
-        """Put the rounds of a step on their devices.
+        """Put the rounds of a step on their devices. of: the number of rounds in a whole step.
 
-        A program has one shape, so short microbatches and missing rounds (the first ones) are
-        filled up with copies of a row. of: the number of rounds in the program's shape.
+        Of single microbatches a copy of a row is staged only if the process has no other.
         """
-        parts = [
-            _Part(device, index, microbatch, self.arrays_of(microbatch))
-            for device in range(self._num_local)
-            for index, microbatches in enumerate(rounds, of - len(rounds))
-            if (microbatch := microbatches[device])
-        ]
-        shape = (self._num_local, of, self._plan.batch.micro_batch_size)
-        # keys may have been found to be unused while the parts were listed
-        names = [name for name in parts[0].arrays if all(name in part.arrays for part in parts)]
-        rows = {name: self.narrow(name, _joined(parts, name, shape)) for name in names}
-        real, position = self._masks(parts, shape)
+        parts = self._parts(rounds, of)
         example = {name: array[:1] for name, array in parts[0].arrays.items()}
-        return StagedRounds(Rows(self.put(rows), real, position), example)
+        keys = parts[0].microbatch.keys
+        is_held_out = keys is not None and keys.epoch == HELD_OUT
+        if is_held_out or reducer_of(self._plan) == "tree":
+            needed = [part for part in parts if part.microbatch.real] or parts[:1]
+            return StagedRounds(list(map(self._one_by_one, needed)), example)
+        return StagedRounds(self._together(parts, of), example)
 
-    def _masks(
-        self, parts: "Sequence[_Part]", shape: tuple[int, ...]
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Which rows count, and their positions in the step where the loss needs them; on the
-        devices. Both are sent once for all steps of one form.
+    def one_by_one(self, rounds: Sequence[Round]) -> list[StagedMicroBatch]:
+        """Put microbatches on their devices, each as arrays of its own."""
+        return list(map(self._one_by_one, self._parts(rounds, len(rounds))))
+
+    def _parts(self, rounds: Sequence[Round], of: int) -> "list[_Part]":
+        return [
+            _Part(device, index, microbatch, self.arrays_of(microbatch))
+            for index, microbatches in enumerate(rounds, of - len(rounds))
+            for device, microbatch in enumerate(microbatches)
+            if microbatch
+        ]
+
+    def _one_by_one(self, part: "_Part") -> StagedMicroBatch:
+        """Put a microbatch on its device."""
+        alone, shape = [replace(part, device=0, index=0)], (1, 1, self._micro_batch_size)
+        arrays = self._filled(alone, shape)
+        rows: Any = jax.tree.map(
+            lambda array: array[0, 0], Rows(arrays, *self._masks(alone, shape))
+        )
+        on_device = jax.device_put(rows, self._devices[part.device])
+        return StagedMicroBatch(part.device, on_device, part.number)
+
+    def _together(self, parts: "Sequence[_Part]", of: int) -> Rows:
+        """Put the microbatches of all devices on them: [devices, of, microbatch, ...]. What is
+        known of their rows is sent once for all steps of one form.
         """
+        parts = sorted(parts, key=lambda part: (part.device, part.index))
+        shape = (len(self._devices), of, self._micro_batch_size)
         needs_position = self._plan.whole_batch
         form = (shape, *(part.form(numbered=needs_position) for part in parts))
         if form not in self._sent:
-            real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
-            for part in parts:
-                rows = part.device, part.index, slice(part.count)
-                real[rows] = True
-                position[rows] = positions_of(part.microbatch.number, part.count, shape[-1])
-            self._sent[form] = self.put(real), self.put(position) if needs_position else None
-        return self._sent[form]
+            self._sent[form] = self.put(self._masks(parts, shape))
+        return Rows(self.put(self._filled(parts, shape)), *self._sent[form])
+
+    def _filled(self, parts: "Sequence[_Part]", shape: tuple[int, ...]) -> Any:
+        """The arrays of these microbatches, [devices, accumulation steps, microbatch, ...].
+
+        A program has one shape, so short microbatches and missing rounds (the first ones) are
+        filled up with copies of a row.
+        """
+        # keys may have been found to be unused while the parts were listed
+        names = [name for name in parts[0].arrays if all(name in part.arrays for part in parts)]
+        return {name: self.narrow(name, _joined(parts, name, shape)) for name in names}
+
+    def _masks(self, parts: "Sequence[_Part]", shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Which rows count, and their positions in the step where the loss needs them."""
+        real, position = np.zeros(shape, bool), np.full(shape, OUTSIDE, np.int32)
+        for part in parts:
+            rows = part.device, part.index, slice(part.count)
+            real[rows] = True
+            position[rows] = part.microbatch.number * shape[-1] + np.arange(part.count)
+        return real, position if self._plan.whole_batch else None
 
     def arrays_of(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
         """The arrays of a microbatch, with its rows' keys unless they are known to be unused."""
@@ -91,8 +133,13 @@ class Staging:
             return microbatch.arrays
         return keyed_arrays(microbatch)
 
-    def trained_rows(self, rows: Rows) -> Rows:
+    def trained_rows(self, staged: StagedRounds) -> Any:
         """The rows that the loss is given: what was staged before loss_draws was known has keys."""
+        if isinstance(staged.rows, Rows):
+            return self._without_unused_keys(staged.rows)
+        return [replace(one, rows=self._without_unused_keys(one.rows)) for one in staged.rows]
+
+    def _without_unused_keys(self, rows: Rows) -> Rows:
         if self.loss_draws or KEYS not in rows.arrays:
             return rows
         arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
@@ -148,6 +195,11 @@ class _Part:
             return 0
         return len(next(iter(self.microbatch.arrays.values())))
 
+    @property
+    def number(self) -> int | None:
+        """Which microbatch of the step it is; None: a copy of a row, to be dropped."""
+        return self.microbatch.number if self.microbatch.real else None
+
     def form(self, *, numbered: bool) -> tuple[int, ...]:
         """What masks follow from. numbered: positions do, too"""
         return self.device, self.index, self.count, self.microbatch.number if numbered else 0
@@ -163,34 +215,3 @@ def _joined(parts: Sequence[_Part], name: str, shape: tuple[int, ...]) -> HostAr
     for part, array in zip(parts, arrays, strict=True):
         rows[part.device, part.index, : part.count] = array[: part.count]
     return rows
-
-
-def rows_everywhere(
-    own: Mapping[int, Rows],
-    like: Rows,
-    devices: Sequence[jax.Device],
-    sharding: NamedSharding,
-) -> Rows:
-    """Rows [devices, 1, microbatch, ...] over all devices, of single microbatches.
-
-    own: by the number among `devices`, those of this process; others are zeros, in the form of
-        `like`
-    """
-
-    def part(number: int, array: jax.Array, device: jax.Device) -> jax.Array:
-        if number not in own:
-            zeros: jax.Array = jax.device_put(np.zeros(array.shape, array.dtype), device)
-            return zeros[None, None]
-        return array[None, None]
-
-    parts = [
-        jax.tree.map(partial(part, number, device=device), own.get(number, like))
-        for number, device in enumerate(devices)
-    ]
-
-    def join(*of_devices: jax.Array) -> jax.Array:
-        shape = (sharding.mesh.size, *of_devices[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(of_devices))
-
-    joined: Rows = jax.tree.map(join, *parts)
-    return joined

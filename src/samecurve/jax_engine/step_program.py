@@ -1,26 +1,27 @@
-"""The compiled programs: one optimizer step, and one round of an evaluation, over all devices.
+"""One optimizer step, and the parts of which its compiled programs are made.
 
 Some rows only fill up a compiled shape; sum and weight leave them out. If the task has
 leave_out(rows, real) it leaves them out itself, and a microbatch is computed as a whole. Else rows
 are mapped one by one (vmap): this works for any loss and costs layout copies (measured 10 % of a
-step of models/tiny.yaml on two CPU devices). Gradients add up over accumulation steps on each
-device, then once over devices, together with sums and weights. One division follows.
+step of models/tiny.yaml on two CPU devices).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
 from jax.sharding import PartitionSpec
-from jax.stages import Wrapped
+from jax.stages import Compiled, Wrapped
 from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.sections import Optimizer
+from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.step_arithmetic import (
     Clip,
     NumberFunctions,
@@ -32,15 +33,16 @@ from samecurve.core.evaluation import check_shape
 from samecurve.core.named_means import check_names
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Progress, Task
-from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree
+from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
+from samecurve.jax_engine.decisions import has_deterministic_kernels
 from samecurve.jax_engine.model import FlaxModel
+from samecurve.jax_engine.runtime import deterministic_jit
 from samecurve.jax_engine.sample_numbers import KEYS, with_numbers
-from samecurve.jax_engine.sharded_calls import shard_map
-from samecurve.jax_engine.strategies import AXIS, Strategy
+from samecurve.jax_engine.sharded_calls import parts_of, shard_map
+from samecurve.jax_engine.strategies import Strategy
 
 _NUMBERS = NumberFunctions(divide=jnp.divide, maximum=jnp.maximum, is_finite=jnp.isfinite)
-_BY_DEVICE = PartitionSpec(AXIS)
 OUTSIDE = 2**31 - 1  # the position of a row that only fills up a shape
 Merge = Callable[[Arrays], nnx.Module]  # trained parameters -> the module
 
@@ -61,7 +63,7 @@ class GradientSums(NamedTuple):
     totals: jax.Array  # [loss sum, weight, then sum and weight of each other mean]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Setup:
     """The parts of which the compiled programs of a run are made."""
 
@@ -72,63 +74,121 @@ class Setup:
     strategy: Strategy
     layout: StateLayout
     dtype: Float
+    devices: Sequence[jax.Device]  # of this process
     features: Sequence[Any] = ()  # the hooks of the run's features (feature_hooks.py)
+    means: tuple[str, ...] = ()  # beside the loss, known once the loss has been looked at
+
+    @property
+    def num_totals(self) -> int:
+        """How many numbers GradientSums.totals has."""
+        return 2 + 2 * len(self.means)
+
+    def whole_params(self, params: Arrays) -> list[Arrays]:
+        """Parameters over all devices: whole on each device of this process."""
+        if self.plan.layout.shards > 1:
+            params = self._gather_program(params)
+        return parts_of(params, self.devices)
+
+    @cached_property
+    def _gather_program(self) -> Wrapped:
+        strategy, shapes = self.strategy, self.model.shapes
+        return self.compiled(
+            shard_map(
+                lambda shards: strategy.gather_params(shards, shapes),
+                mesh=strategy.mesh,
+                in_specs=(all_params(self.layout.specs),),
+                out_specs=PartitionSpec(),
+            )
+        )
+
+    def compiled(self, program: Callable[..., Any], *, donate: tuple[int, ...] = ()) -> Wrapped:
+        """Compile a program with the kernels that the plan allows. donate: see donate_argnums."""
+        if has_deterministic_kernels(self.plan):
+            return deterministic_jit(program, donate_argnums=donate)
+        return jax.jit(program, donate_argnums=donate)
 
 
-def make_step(
-    setup: Setup, names: Sequence[str], accumulate: "Accumulate | None" = None
-) -> Wrapped:
-    """Compile a step: (state, rows, extra, lr, when) -> (state, metrics).
+StateT = TypeVar("StateT")
+SumsT = TypeVar("SumsT")
+ReducedT = TypeVar("ReducedT")
 
-    names: the means beside the loss.
-    accumulate: how one device's gradients are summed; None: microbatch by microbatch.
-    state: its arrays can't be used afterwards.
-    rows: [devices, accumulation steps, microbatch, ...].
-    extra: [devices, n], added up over devices.
-    when: [step, epoch], from progress_array().
-    metrics: loss sum, weight, sum and weight of each other mean, extra, gradient norm before
-        clipping, whether the update was made, f16's scale.
+
+class StepInputs(NamedTuple):
+    """What a step takes beside the state."""
+
+    rows: Any  # as staged for the plan's reducer: see StagedRounds
+    extra: jax.Array  # [devices, n]: numbers that are added up over devices
+    lr: ArrayLike
+    when: ArrayLike  # [step, epoch], from progress_array()
+
+
+class Reduced(NamedTuple):
+    """The sums of a step over all devices."""
+
+    sums: GradientSums
+    squared_norm: jax.Array  # of the whole gradient
+    extra: jax.Array  # the numbers that processes add up beside it
+
+
+class Steps(ABC, Generic[StateT, SumsT, ReducedT]):
+    """The steps of a run, on this process's devices.
+
+    Each reducer has a subclass. It says in which order a device's microbatches are added, what adds
+    over devices, and how much of a step is one compiled program.
     """
-    accumulate, strategy, layout = accumulate or _accumulate, setup.strategy, setup.layout
 
-    def step(
-        state: State, rows: Rows, extra: jax.Array, lr: jax.Array, when: jax.Array
-    ) -> tuple[State, jax.Array]:
-        whole = strategy.gather_params(all_params(state), setup.model.shapes)
-        params, merge = split_trained(setup, whole)
-        factor = loss_factor(state["scale"], setup.plan.nominal_weight)
-        sums_of = LossSums(setup.task, names, when)
-        local = accumulate(sums_of, merge, params, first_of(rows), factor)
-        gradients, (totals, extra_sums) = strategy.reduce(local.gradients, (local.totals, extra[0]))
-        sums, squared_norm = GradientSums(gradients, totals), strategy.squared_norm(gradients)
-        state, update_metrics = apply_update(setup, state, sums, squared_norm, lr)
-        return state, jnp.concatenate([totals, extra_sums, update_metrics])
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
 
-    mapped = shard_map(
-        step,
-        mesh=strategy.mesh,
-        in_specs=(layout.specs, _BY_DEVICE, _BY_DEVICE, PartitionSpec(), PartitionSpec()),
-        out_specs=(layout.specs, PartitionSpec()),
-    )
-    return jax.jit(mapped, donate_argnums=0)
+    def step(self, state: StateT, inputs: StepInputs, num_samples: int) -> tuple[StateT, jax.Array]:
+        """One optimizer step. Returns the new state and metrics: loss sum, weight, sum and weight
+        of each other mean, the sums of extra, gradient norm before clipping, whether the update was
+        made, f16's scale.
 
+        state: its arrays can't be used afterwards.
+        num_samples: of the whole step.
+        """
+        sums = self.gradient_sums(state, inputs, num_samples)
+        reduced = self.reduce(sums, inputs.extra, num_samples)
+        return self.update(state, reduced, inputs.lr)
 
-class LossSums(NamedTuple):
-    """Sum and weight of a task's loss, then of each mean beside it."""
+    @abstractmethod
+    def gradient_sums(self, state: StateT, inputs: StepInputs, num_samples: int) -> SumsT:
+        """Gradients and totals of this process's microbatches, not yet added over devices."""
 
-    task: Task
-    names: Sequence[str]  # the means beside the loss
-    when: jax.Array  # [step, epoch]
+    @abstractmethod
+    def reduce(self, sums: SumsT, extra: jax.Array, num_samples: int) -> ReducedT:
+        """The sums over all devices."""
 
-    def __call__(self, module: nnx.Module, arrays: Arrays) -> list[ArrayLike]:
-        losses = self.task.losses(module, arrays, Progress(*self.when))
-        check_names(losses, self.names)
-        return [number for name in ("loss", *self.names) for number in losses[name]]
+    @abstractmethod
+    def update(self, state: StateT, reduced: ReducedT, lr: Any) -> tuple[StateT, jax.Array]:
+        """The state after the step, and its metrics."""
 
+    def run(self, state: StateT, inputs: StepInputs, num_samples: int) -> tuple[StateT, jax.Array]:
+        """Queue a step, as its programs are compiled. Arguments and results: as of step()."""
+        return self.step(state, inputs, num_samples)
 
-# Sums the gradients of one device's rows [accumulation steps, microbatch, ...]; the last argument
-# is the factor of the loss sum.
-Accumulate = Callable[[LossSums, Merge, Arrays, Rows, jax.Array], GradientSums]
+    def compiled_step(
+        self, _state: StateT, _inputs: StepInputs, _num_samples: int
+    ) -> Compiled | None:
+        """The step as XLA compiled it; None: it is several programs. Arguments: as of step()."""
+        return None
+
+    @abstractmethod
+    def place(self, state: State) -> StateT:
+        """The state as steps take it."""
+
+    @abstractmethod
+    def one_state(self, state: StateT) -> State:
+        """The state as arrays over all devices."""
+
+    @abstractmethod
+    def rows_again(self, rows: Any, number: int, index: int) -> tuple[Rows, int]:
+        """Rows for the sentinel, [devices, n, microbatch, ...], and the place among the n that has
+        the microbatch of this number on its device.
+
+        index: its accumulation step
+        """
 
 
 def progress_array(progress: Progress) -> HostArray:
@@ -137,6 +197,11 @@ def progress_array(progress: Progress) -> HostArray:
     jax keeps the 64 bits in f64 runs, so that a share of all steps is computed in f64 there.
     """
     return np.array([progress.step, progress.epoch], np.int64)
+
+
+def progress_of(when: Any) -> Progress:
+    """What progress_array() gave, as a loss takes it."""
+    return Progress(*when)
 
 
 def first_of(rows: Rows) -> Rows:
@@ -152,18 +217,18 @@ def split_trained(setup: Setup, whole: Arrays) -> tuple[Arrays, Merge]:
 
 
 def apply_update(
-    setup: Setup, state: State, sums: GradientSums, squared_norm: jax.Array, lr: jax.Array
+    setup: Setup, state: State, reduced: Reduced, lr: jax.Array
 ) -> tuple[State, jax.Array]:
     """Update the parameters from a step's summed gradients, unless a gradient is not finite.
 
-    Returns the state and [norm before clipping, whether the update was made, f16's scale].
+    Returns the state and the step's metrics, as Steps.step() does.
     """
-    plan, layout = setup.plan, setup.layout
+    plan, layout, sums = setup.plan, setup.layout, reduced.sums
     params, scale = state["params"], state["scale"]
     scaling = scale_gradient(
         loss_sum=sums.totals[0],
         weight=sums.totals[1],
-        summed_norm=jnp.sqrt(squared_norm),
+        summed_norm=jnp.sqrt(reduced.squared_norm),
         loss_scale=scale,
         nominal_weight=plan.nominal_weight,
         clip=Clip(setup.optimizer.clip, plan.fixed.clip_epsilon),
@@ -197,54 +262,48 @@ def apply_update(
         scaled = next_loss_scale(scale, state["streak"], finite, jnp.where)
         updated["scale"], updated["streak"] = scaled
     norm = scaling.grad_norm
-    return updated, jnp.stack([norm, finite.astype(norm.dtype), scale])
-
-
-def _accumulate(
-    sums_of: LossSums, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
-) -> GradientSums:
-    """Add up the gradient sums of one device's accumulation steps.
-
-    rows: [accumulation steps, microbatch, ...]. factor: multiplies the loss sum.
-    """
-    if rows.real.shape[0] == 1:
-        return microbatch_gradients(sums_of, merge, params, first_of(rows), factor)
-
-    def add(sums: GradientSums, microbatch: Rows) -> tuple[GradientSums, None]:
-        more = microbatch_gradients(sums_of, merge, params, microbatch, factor)
-        return jax.tree.map(jnp.add, sums, more), None
-
-    totals = jnp.zeros(2 + 2 * len(sums_of.names), factor.dtype)
-    zeros = GradientSums(jax.tree.map(jnp.zeros_like, params), totals)
-    sums, _ = lax.scan(add, zeros, rows)
-    return sums
+    of_update = jnp.stack([norm, finite.astype(norm.dtype), scale])
+    return updated, jnp.concatenate([sums.totals, reduced.extra, of_update])
 
 
 def microbatch_gradients(
-    sums_of: LossSums, merge: Merge, params: Arrays, rows: Rows, factor: jax.Array
+    setup: Setup, whole: Arrays, rows: Rows, scale: jax.Array, when: ArrayLike
 ) -> GradientSums:
-    """The gradient sums of one microbatch. factor: multiplies the loss sum."""
-    dtypes = [factor.dtype] * (2 + 2 * len(sums_of.names))
+    """The gradient sums of one microbatch.
 
-    def scaled_loss(params: Arrays) -> tuple[jax.Array, jax.Array]:
-        sums = _masked_sums(
-            sums_of.task, lambda arrays: sums_of(merge(params), arrays), rows, dtypes
-        )
-        totals = jnp.stack(sums)
+    whole: the parameters, of which the trained ones get gradients
+    scale: f16's factor of the loss
+    """
+    task, factor = setup.task, loss_factor(scale, setup.plan.nominal_weight)
+    trained, merge = split_trained(setup, whole)
+    dtypes = [factor.dtype] * setup.num_totals
+
+    def scaled_loss(trained: Arrays) -> tuple[jax.Array, jax.Array]:
+        def sums(arrays: Arrays) -> list[ArrayLike]:
+            losses = task.losses(merge(trained), arrays, progress_of(when))
+            check_names(losses, setup.means)
+            return totals_of(losses, setup.means)
+
+        totals = jnp.stack(_masked_sums(task, sums, rows, dtypes))
         return totals[0] * factor, totals
 
-    (_, totals), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(params)
+    (_, totals), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(trained)
     return GradientSums(gradients, totals)
 
 
-def microbatch_metrics(setup: Setup, params: Arrays, rows: Rows, when: jax.Array) -> Arrays:
+def totals_of(losses: Mapping[str, Mean], means: Sequence[str]) -> list[ArrayLike]:
+    """Sum and weight of the loss, then of each of these means beside it."""
+    return [number for name in ("loss", *means) for number in losses[name]]
+
+
+def microbatch_metrics(setup: Setup, params: Arrays, rows: Rows, when: ArrayLike) -> Arrays:
     """The task's sums of one microbatch of an evaluation, counts as integers."""
     task, specs, dtype = setup.task, setup.task.eval_sums(), setup.dtype
     integers = jnp.int64 if dtype == np.float64 else jnp.int32
 
     def values(arrays: Arrays) -> list[ArrayLike]:
         module = setup.model.merge_for_eval(params)
-        by_name: Mapping[str, ArrayLike] = task.evaluate(module, arrays, Progress(*when))
+        by_name: Mapping[str, ArrayLike] = task.evaluate(module, arrays, progress_of(when))
         for name, spec in specs.items():
             check_shape(name, jnp.shape(by_name[name]), spec)
         return [by_name[name] for name in specs]
@@ -285,31 +344,3 @@ def without_fillers(leave_out: Callable[[Arrays, jax.Array], Arrays], rows: Rows
     keyed = {KEYS: rows.arrays[KEYS]} if KEYS in rows.arrays else {}
     arrays = {name: array for name, array in rows.arrays.items() if name != KEYS}
     return {**leave_out(arrays, rows.real), **keyed}
-
-
-def make_evaluation(setup: Setup) -> Wrapped:
-    """Compile a round of an evaluation: round_program() -> the task's sums over all devices."""
-    return round_program(
-        setup,
-        lambda params, rows, when: lax.psum(microbatch_metrics(setup, params, rows, when), AXIS),
-    )
-
-
-def round_program(setup: Setup, compute: Callable[[Arrays, Rows, jax.Array], PyTree]) -> Wrapped:
-    """Compile (params, rows [devices, 1, microbatch, ...], when) -> the same on every device.
-
-    compute: (whole parameters, a device's microbatch, [step, epoch]) -> the result.
-    """
-
-    def of_device(params: Arrays, rows: Rows, when: jax.Array) -> PyTree:
-        whole = setup.strategy.gather_params(params, setup.model.shapes)
-        return compute(whole, first_of(first_of(rows)), when)
-
-    return jax.jit(
-        shard_map(
-            of_device,
-            mesh=setup.strategy.mesh,
-            in_specs=(all_params(setup.layout.specs), _BY_DEVICE, PartitionSpec()),
-            out_specs=PartitionSpec(),
-        )
-    )

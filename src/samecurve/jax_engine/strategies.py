@@ -1,9 +1,11 @@
 """How arrays lie on the devices, and what devices exchange in a step.
 
-Parameters are gathered before a step; gradients are summed once, after all accumulation steps.
+Parameters are gathered before a step; gradients are summed once, after all accumulation steps: by
+reduce(), or along the tree, where each device adds up what by_owner() packs for it.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +25,11 @@ class Strategy:
     the whole state; a step has one all-reduce.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh = mesh
+    sums_spec = PartitionSpec()  # of what of_owners() gives
+
+    def __init__(self, mesh: Mesh, *, cuts_longest: bool = False) -> None:
+        """cuts_longest: an array that is cut is cut along its longest axis (row_axis)."""
+        self.mesh, self._cuts_longest = mesh, cuts_longest
 
     def spec(self, _shape: Shape) -> PartitionSpec:
         """The partition of an array of this shape."""
@@ -59,18 +64,51 @@ class Strategy:
         """The squared norm of the whole gradient, from this device's shards."""
         return squared_norm(gradients.values())
 
+    # Sums along the tree, of which each device adds up a part:
+
+    def shard_shape(self, shape: Shape) -> Shape:
+        """The shape of what one device holds of an array."""
+        return shape
+
+    def by_owner(self, gradients: Sequence[jax.Array], totals: jax.Array) -> jax.Array:
+        """Pack whole gradients, and totals: [devices, values], for each device what it adds up."""
+        packed = jnp.concatenate([*(gradient.ravel() for gradient in gradients), totals])
+        padding = -len(packed) % self.mesh.size
+        return jnp.pad(packed, (0, padding)).reshape(self.mesh.size, -1)
+
+    def of_owners(self, sums: jax.Array, count: int) -> jax.Array:
+        """The packed sums that a device goes on with, from those that it has added up: its `count`
+        values of shard_shape() each, then the totals.
+        """
+        gathered = lax.all_gather(sums, AXIS, tiled=True)
+        return lax.slice(gathered, (0,), (count,))
+
+    def of_all_rows(self, sums: jax.Array, _shape: Shape) -> jax.Array:
+        """The sums of a whole array's rows, from those of this device's rows."""
+        return sums
+
 
 class Sharded(Strategy):
     """fsdp: each array is cut along one axis, and gathered whole once a step.
 
-    The axis is the one that needs least padding to a multiple of the devices.
+    The axis is the longest one, or the one that needs least padding to a multiple of the devices.
     """
 
+    sums_spec = PartitionSpec(AXIS)
+
     def _is_replicated(self, shape: Shape) -> bool:
-        """Whether an array can't be cut; then every device holds all of it."""
-        return 0 in shape or not shape
+        """Whether an array can't be cut; then every device holds all of it.
+
+        XLA computes a single number in another way than a row of numbers. So no array is cut into
+        single numbers where bits are not to follow the devices.
+        """
+        cut_to_numbers = self._cuts_longest and math.prod(shape) <= self.mesh.size
+        return 0 in shape or not shape or (cut_to_numbers and max(shape) == math.prod(shape))
 
     def _shard_axis(self, shape: Shape) -> int:
+        if self._cuts_longest:
+            return row_axis(shape)
+
         def padded_by(axis: int) -> float:
             return self._padded_size(shape[axis]) / max(1, shape[axis])
 
@@ -146,18 +184,56 @@ class Sharded(Strategy):
             total: jax.Array = lax.psum(gradient, AXIS)
             return total
         axis = self._shard_axis(gradient.shape)
-        size = gradient.shape[axis]
-        padding = [(0, 0)] * gradient.ndim
-        padding[axis] = (0, self._padded_size(size) - size)
-        padded = jnp.pad(gradient, padding)
+        padded = self._padded(gradient, axis)
         shard: jax.Array = lax.psum_scatter(padded, AXIS, scatter_dimension=axis, tiled=True)
         return shard
+
+    def _padded(self, array: jax.Array, axis: int) -> jax.Array:
+        padding = [(0, 0)] * array.ndim
+        padding[axis] = (0, self._padded_size(array.shape[axis]) - array.shape[axis])
+        return jnp.pad(array, padding)
 
     def squared_norm(self, gradients: Arrays) -> jax.Array:
         sharded = [shard for shard in gradients.values() if shard.size and shard.ndim]
         scalars = [shard for shard in gradients.values() if not shard.ndim]
         total: jax.Array = lax.psum(squared_norm(sharded), AXIS) + squared_norm(scalars)
         return total
+
+    def shard_shape(self, shape: Shape) -> Shape:
+        if self._is_replicated(shape):
+            return shape
+        axis = self._shard_axis(shape)
+        return _with(shape, axis, self._padded_size(shape[axis]) // self.mesh.size)
+
+    def by_owner(self, gradients: Sequence[jax.Array], totals: jax.Array) -> jax.Array:
+        to_all = jnp.broadcast_to(totals, (self.mesh.size, len(totals)))
+        return jnp.concatenate([*map(self._shards, gradients), to_all], axis=1)
+
+    def _shards(self, array: jax.Array) -> jax.Array:
+        """The numbers of each device's shard of a whole array, [devices, numbers]."""
+        count = self.mesh.size
+        if self._is_replicated(array.shape):
+            return jnp.broadcast_to(array.reshape(1, -1), (count, array.size))
+        axis = self._shard_axis(array.shape)
+        rows = jnp.moveaxis(self._padded(array, axis), axis, 0)
+        apart = rows.reshape(count, -1, *rows.shape[1:])
+        return jnp.moveaxis(apart, 1, axis + 1).reshape(count, -1)
+
+    def of_owners(self, sums: jax.Array, _count: int) -> jax.Array:
+        return sums
+
+    def of_all_rows(self, sums: jax.Array, shape: Shape) -> jax.Array:
+        if self._is_replicated(shape):
+            return sums
+        rows = shape[self._shard_axis(shape)]
+        pieces = len(sums) * self.mesh.size // self._padded_size(rows)
+        gathered: jax.Array = lax.all_gather(sums, AXIS, tiled=True)
+        return gathered[: rows * pieces]
+
+
+def row_axis(shape: Shape) -> int:
+    """The longest axis of an array, whose indices are its rows; the first of several."""
+    return max(range(len(shape)), key=lambda axis: (shape[axis], -axis))
 
 
 def _with(shape: Shape, axis: int, size: int) -> Shape:

@@ -152,9 +152,7 @@ def _jax_session(
     """Begin to use jax's devices. least: the least number of CPU devices of this process."""
     from samecurve.jax_engine import runtime
     from samecurve.jax_engine.engine import JaxEngine
-    from samecurve.jax_engine.exact_fsdp import exact_engine
 
-    kind = exact_engine(plan) if plan.compute.exact else JaxEngine
     variables = runtime.environment(plan, index, os.environ)
     os.environ.update(variables)
     runtime.configure(
@@ -166,7 +164,9 @@ def _jax_session(
         anew=runtime.changes_threads(variables),
     )
     devices = runtime.devices_of(plan)
-    return EngineSession(lambda task, optimizer: kind(task, plan, optimizer, devices, index), leave)
+    return EngineSession(
+        lambda task, optimizer: JaxEngine(task, plan, optimizer, devices, index), leave
+    )
 
 
 def _join_jax(plan: Plan, rank: Rank, coordinator: str | None) -> EngineSession:

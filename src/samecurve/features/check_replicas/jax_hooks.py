@@ -31,7 +31,7 @@ class Hooks(JaxHooks):
 
         RunError: an array differs.
         """
-        named = dict(self.engine.named_arrays(self.engine.one_state(state)))
+        named = dict(self.engine.named_arrays(state))
         whole = {name: array for name, array in named.items() if array.is_fully_replicated}
         names = sorted(whole, key=lambda name: not name.startswith("model/"))
         if not names:

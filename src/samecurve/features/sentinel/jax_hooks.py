@@ -18,7 +18,6 @@ from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.data_order import by_length
-from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.events import Event
 from samecurve.core.protocols import Batch
 from samecurve.features.sentinel import SentinelRule
@@ -35,15 +34,12 @@ from samecurve.jax_engine.array_types import Arrays
 from samecurve.jax_engine.bit_sums import bit_sums
 from samecurve.jax_engine.checkpoint import State, all_params
 from samecurve.jax_engine.feature_hooks import JaxHooks
-from samecurve.jax_engine.runtime import exact_jit
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
-    LossSums,
     Rows,
     first_of,
     microbatch_gradients,
     progress_array,
-    split_trained,
 )
 from samecurve.jax_engine.strategies import AXIS
 
@@ -119,11 +115,8 @@ class Hooks(JaxHooks):
 
             microbatch: Rows = jax.tree.map(of_place, first_of(rows))
             whole = strategy.gather_params(shards, setup.model.shapes)
-            params, merge = split_trained(setup, whole)
-            factor = loss_factor(scale, setup.plan.nominal_weight)
-            sums_of = LossSums(setup.task, self.engine.means, when)
-            sums = microbatch_gradients(sums_of, merge, params, microbatch, factor)
-            own = jnp.stack([bit_sums(sums.gradients[name]) for name in self.arrays])
+            gradients, _ = microbatch_gradients(setup, whole, microbatch, scale, when)
+            own = jnp.stack([bit_sums(gradients[name]) for name in self.arrays])
             gathered: jax.Array = lax.all_gather(own, AXIS)
             return gathered
 
@@ -134,7 +127,7 @@ class Hooks(JaxHooks):
             in_specs=(all_params(setup.layout.specs), whole, by_device, whole, whole),
             out_specs=whole,
         )
-        return exact_jit(mapped) if self.engine.plan.compute.exact else jax.jit(mapped)
+        return setup.compiled(mapped)
 
     def _ids(self, batch: Batch, choice: Choice) -> list[int]:
         """The samples of a microbatch, as the feed has them."""

@@ -1,9 +1,9 @@
-"""The norm of a gradient under train.exact in jax, whose bits do not depend on how arrays are cut.
+"""A sum of squares whose bits do not depend on how arrays are cut.
 
 A shard holds whole rows: indices of an array's longest axis. The squares of a row are added by
 halves, number by number, in pieces of fixed width; so are the sums of all pieces. No kernel can do
-that in two ways. Squares are taken by a program of their own: a compiler may join a product and a
-sum into one operation, which rounds once, in one program and not in another.
+that in two ways. Squares are taken by another program: a compiler may join a product and a sum into
+one operation, which rounds once, in one program and not in another.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,14 +11,9 @@ from collections.abc import Iterable, Mapping
 import jax
 import jax.numpy as jnp
 
-from samecurve.jax_engine.array_types import Arrays, Shape
+from samecurve.jax_engine.array_types import Arrays
 
 _WIDEST = 1024  # numbers of a piece
-
-
-def longest_axis(shape: Shape) -> int:
-    """The axis of an array's rows; the first of several that are equally long."""
-    return max(range(len(shape)), key=lambda axis: (shape[axis], -axis))
 
 
 def piece_sums(squares: Arrays, axes: Mapping[str, int]) -> Arrays:
