@@ -33,7 +33,6 @@ from samecurve.core.split_check import lines_or_refuse
 from samecurve.core.weights import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, Shape
 from samecurve.jax_engine.checkpoint import State, StateLayout, averaged_params
-from samecurve.jax_engine.decisions import has_fixed_microbatches, reducer_of
 from samecurve.jax_engine.evaluation import Evaluation
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
 from samecurve.jax_engine.sharded_calls import over_devices
@@ -70,7 +69,7 @@ class JaxEngine:
         self._mesh = Mesh(np.array(devices), (AXIS,))
         self._local_devices = [devices[place] for place in plan.layout.devices_of(index)]
         self._strategy = STRATEGIES[plan.layout.strategy](
-            self._mesh, cuts_longest=reducer_of(plan) == "tree"
+            self._mesh, cuts_longest=plan.compute.reducer == "tree"
         )
         self._dtype: Float = np.dtype(np.float64 if plan.compute.precision == "f64" else np.float32)
         self._staging = Staging(plan, self._mesh, self._dtype, self._local_devices)
@@ -123,7 +122,7 @@ class JaxEngine:
     @cached_property
     def _steps(self) -> Steps[Any, Any, Any]:
         """Steps with the plan's reducer, which alone knows what a state is."""
-        if reducer_of(self.plan) == "tree":
+        if self.plan.compute.reducer == "tree":
             from samecurve.jax_engine.tree_steps import TreeSteps
 
             return TreeSteps(self._setup)
@@ -147,7 +146,7 @@ class JaxEngine:
         is no tree: a module that is cut rounds in another way. Others are whole on every device.
         """
         shapes, whole = self._model.shapes, PartitionSpec()
-        stay_cut = self.plan.layout.world_size == 1 and reducer_of(self.plan) != "tree"
+        stay_cut = self.plan.layout.world_size == 1 and self.plan.compute.reducer != "tree"
         shardings = {
             name: NamedSharding(self._mesh, self._strategy.even_spec(shape) if stay_cut else whole)
             for name, shape in shapes.items()
@@ -196,7 +195,7 @@ class JaxEngine:
         has_leave_out = getattr(self.task, "leave_out", None) is not None
         is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
         fits = self.plan.batch.micro_batch_size > 1 and not (
-            has_fixed_microbatches(self.plan) or self.plan.whole_batch
+            self.plan.compute.fixed_microbatches or self.plan.whole_batch
         )
         return is_theirs and fits
 

@@ -11,7 +11,6 @@ from samecurve.core.planning.memory import usable_share
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import pip_command
 from samecurve.errors import RunError, UserError
-from samecurve.jax_engine.decisions import has_fixed_threads
 
 # seconds for all processes to join; worker/preflight.py ends the waiting earlier, with a message
 _JOIN_SECONDS = 86_400
@@ -47,7 +46,7 @@ def environment(plan: Plan, index: int, environment: Mapping[str, str]) -> dict[
     flags = environment.get("XLA_FLAGS", "")
     more = [flag for flag in _NO_STUCK_TIMEOUT if flag.partition("=")[0] not in flags]
     variables = {"XLA_FLAGS": " ".join([flags, *more]).strip()} if more else {}
-    if has_fixed_threads(plan):
+    if plan.compute.fixed_threads:
         _check_fixed_threads(plan, index, environment)
         variables.setdefault(_THREADS, environment.get(_THREADS, str(FIXED_THREADS)))
     return {name: value for name, value in variables.items() if environment.get(name) != value}

@@ -17,7 +17,6 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch, Round
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Float, HostArray, PyTree
-from samecurve.jax_engine.decisions import reducer_of
 from samecurve.jax_engine.sample_numbers import KEYS, keyed_arrays
 from samecurve.jax_engine.step_program import OUTSIDE, Rows
 from samecurve.jax_engine.strategies import AXIS
@@ -68,7 +67,7 @@ class Staging:
         example = {name: array[:1] for name, array in parts[0].arrays.items()}
         keys = parts[0].microbatch.keys
         is_held_out = keys is not None and keys.epoch == HELD_OUT
-        if is_held_out or reducer_of(self._plan) == "tree":
+        if is_held_out or self._plan.compute.reducer == "tree":
             needed = [part for part in parts if part.microbatch.real] or parts[:1]
             return StagedRounds(list(map(self._one_by_one, needed)), example)
         return StagedRounds(self._together(parts, of), example)

@@ -35,7 +35,6 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Progress, Task
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray
 from samecurve.jax_engine.checkpoint import State, StateLayout, all_params
-from samecurve.jax_engine.decisions import has_deterministic_kernels
 from samecurve.jax_engine.model import FlaxModel
 from samecurve.jax_engine.runtime import deterministic_jit
 from samecurve.jax_engine.sample_numbers import KEYS, with_numbers
@@ -103,7 +102,7 @@ class Setup:
 
     def compiled(self, program: Callable[..., Any], *, donate: tuple[int, ...] = ()) -> Wrapped:
         """Compile a program with the kernels that the plan allows. donate: see donate_argnums."""
-        if has_deterministic_kernels(self.plan):
+        if self.plan.compute.deterministic:
             return deterministic_jit(program, donate_argnums=donate)
         return jax.jit(program, donate_argnums=donate)
 

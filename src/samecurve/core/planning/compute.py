@@ -34,6 +34,14 @@ class Compute:
     allow_coupled: bool = False  # what the split check finds is said, not refused
     non_finite: str = "stop"
 
+    # Four decisions, independent of each other. Where all are so, a run has the same bits on any
+    # devices. Engines ask these, and not `exact`:
+
+    @property
+    def fixed_microbatches(self) -> bool:
+        """Whether microbatches have one size on any devices; else the devices cut the batch."""
+        return self.exact
+
     @property
     def reducer(self) -> Reducer:
         """What adds up gradients over microbatches and devices."""
@@ -42,6 +50,11 @@ class Compute:
     @property
     def deterministic(self) -> bool:
         """Whether kernels give the same bits each time."""
+        return self.exact
+
+    @property
+    def fixed_threads(self) -> bool:
+        """Whether a device computes with the same number of threads on any devices."""
         return self.exact
 
 
