@@ -24,7 +24,7 @@ STRATEGIES: Mapping[str, str] = {
 _EXACT = "exact:Exact"  # where every bit counts: whole models, and sharded ones
 _EXACT_SHARDED = "exact_fsdp:ExactFSDP"
 _EXACT_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # which gather weights once a step
-_OWN_SHARDED = "sharded.strategy:Sharded"
+_OWN_SHARDED = "sharded.strategy:Sharded"  # in place of both where SAMECURVE_SHARDED is own
 
 
 def make_strategy(
