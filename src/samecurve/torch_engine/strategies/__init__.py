@@ -28,7 +28,7 @@ _WITH_TREE: Mapping[str, str] = {
     "hsdp": "exact_fsdp:ExactFSDP",
 }
 _WITH_TREE_ONCE = "exact_fsdp_once:ExactFSDPOnce"  # where weights are gathered once a step
-_OWN_SHARDED = "sharded.strategy:Sharded"
+_OWN_SHARDED = "sharded.strategy:Sharded"  # in place of both where SAMECURVE_SHARDED is own
 
 
 def make_strategy(

@@ -44,15 +44,15 @@ class OnceSums:
         self._wide: dict[int, Gradients] = {}  # of weights in two bytes: what earlier rounds gave
         self._node: Node | None = None  # that the microbatch in work is, or completes
         self._is_real = self._is_last = False
+        self._count = 0  # microbatches of the step
         self._num_added = 0  # groups to which this round's gradients were added
-        self._num_sent = 0
         self._on_their_way: list[tuple[WeightGroup, Callable[[], torch.Tensor | FlatTree]]] = []
         self._sums: dict[int, torch.Tensor | FlatTree] = {}
 
     def begin_step(self, num_microbatches: int) -> None:
         self.drop()
         self.used.clear()
-        self._count, self._num_sent = num_microbatches, 0
+        self._count = num_microbatches
         self._own = {
             group.number: TreeSum(num_microbatches, add_gradients) for group in self._groups
         }
@@ -113,36 +113,35 @@ class OnceSums:
 
     @torch.no_grad()
     def _send(self, group: WeightGroup) -> None:
-        link, number = self._link, group.number
         self.finish()  # of the group before, which had the time of a block to arrive
-        if self._is_tree:
-            held = [group.packed(gradients) for _, gradients in self._own.pop(number).held]
-            group.drop_gradients()
-            like = group.like_packed()
-            received = send_nodes(held, self._nodes(self._count), link.comm, like)
-            count = self._count
+        send = self._send_nodes if self._is_tree else self._send_sum
+        self._on_their_way.append((group, send(group)))
+        group.drop_gradients()
 
-            def along_tree() -> FlatTree:
-                tree = FlatTree(count)
-                tree.give(received())
-                return tree
+    def _send_nodes(self, group: WeightGroup) -> Callable[[], torch.Tensor | FlatTree]:
+        held = [group.packed(gradients) for _, gradients in self._own.pop(group.number).held]
+        count, comm = self._count, self._link.comm
+        received = send_nodes(held, self._nodes(count), comm, group.like_packed())
 
-            self._on_their_way.append((group, along_tree))
-        else:
-            wide = self._wide.pop(number)
-            pairs = zip(wide, group.gradients(), strict=True)
-            sent = group.packed([own if one is None else one for one, own in pairs])
-            group.drop_gradients()
-            total = sent.new_empty(group.gradient_size)
-            work = link.reduce_scatter(total, sent.view(-1))
+        def along_tree() -> FlatTree:
+            tree = FlatTree(count)
+            tree.give(received())
+            return tree
 
-            def by_library() -> torch.Tensor:
-                work.wait()
-                del sent_until_then[:]
-                return total
+        return along_tree
 
-            sent_until_then = [sent]
-            self._on_their_way.append((group, by_library))
+    def _send_sum(self, group: WeightGroup) -> Callable[[], torch.Tensor | FlatTree]:
+        pairs = zip(self._wide.pop(group.number), group.gradients(), strict=True)
+        sent = group.packed([own if wide is None else wide for wide, own in pairs])
+        total = sent.new_empty(group.gradient_size)
+        work = self._link.reduce_scatter(total, sent.view(-1))
+
+        def by_library() -> torch.Tensor:
+            work.wait()
+            assert len(sent)  # which lives until then
+            return total
+
+        return by_library
 
     @torch.no_grad()
     def _receive(self) -> None:
@@ -154,6 +153,7 @@ class OnceSums:
             self._receive()
 
     def drop(self) -> None:
+        """Let go of all sums, those of a step that was not finished, too."""
         self.finish()
         self._own.clear()
         self._wide.clear()
