@@ -64,6 +64,7 @@ class Feature(Generic[Fields, Value]):
         feature by facts that are no defaults
     libraries: modules that must be installed -> the extra that installs each
     excludes: keys of the config that can't have a value beside the feature's
+    compiles_blocks: whether it compiles the model's blocks, whose first steps then take longer
     hooks: where the package has hooks
     """
 
@@ -80,6 +81,7 @@ class Feature(Generic[Fields, Value]):
     facts: ClassVar[type[Any]] = NoFacts
     libraries: ClassVar[Mapping[str, str]] = {}
     excludes: ClassVar[tuple[str, ...]] = ()
+    compiles_blocks: ClassVar[bool] = False
     hooks: ClassVar[tuple[Where, ...]] = ()
 
     @property

@@ -122,12 +122,13 @@ class LayoutRunner:
             use = ",".join(str(gpu.index) for gpu in gpus)
         strategy = JAX.get(layout.strategy, layout.strategy)
         balance = self._balance(layout)
-        return self.config.with_values(
+        config = self.config
+        if layout.engine == "jax":  # which always compiles
+            config = config.without_compiled_blocks()
+        return config.with_values(
             engine=layout.engine,
             devices={**_UNSPLIT, "use": use, "strategy": strategy, "balance": balance},
             batch=self._batch(layout),
-            # jax always compiles
-            train={"compile": self.config.train.compile and layout.engine == "torch"},
         )
 
     def _balance(self, layout: Layout) -> str | tuple[float, ...]:

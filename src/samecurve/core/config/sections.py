@@ -5,6 +5,7 @@ and no engine. FreeModel and FreeData are those of a task that declares none: an
 """
 
 import math
+from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -277,10 +278,18 @@ class Config(Section):
     def excluding(self, key: str) -> list[str]:
         """The keys of the config that have a value which rules out another key."""
         rows = [row for row in self.named_features if key in row.load().excludes]
-        found = [name for row in rows for name in row.keys]
-        if self.train.compile and key == "devices.offload_frozen":
-            found.insert(0, "train.compile")
-        return found
+        return [name for row in rows for name in row.keys]
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether engine torch is to compile the model's blocks."""
+        return any(row.load().compiles_blocks for row in self.named_features)
+
+    def without_compiled_blocks(self) -> Self:
+        """The config without the features that compile the model's blocks."""
+        rows = [row for row in self.named_features if row.load().compiles_blocks]
+        defaults = [{row.section: dict(row.defaults)} for row in rows]
+        return reduce(lambda config, values: config.with_values(**values), defaults, self)
 
     def with_settled_defaults(self) -> Self:
         """The config with the defaults of `model` that follow from `train`."""

@@ -33,7 +33,7 @@ _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
     offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
-    reference because warnings fixed exact slot_times compile allow_coupled best
+    reference because warnings fixed exact slot_times allow_coupled best
     test_samples
 """
 _NAMES = {  # of the fields whose keys are older than their names
@@ -205,6 +205,11 @@ class Plan:
     def whole_batch(self) -> bool:
         """Whether the loss is one of the whole batch's features."""
         return "whole_batch" in self.features
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether engine torch compiles the model's blocks."""
+        return any(feature.compiles_blocks for feature, _ in self._features_on())
 
     @property
     def goals(self) -> list[MetricGoal]:
