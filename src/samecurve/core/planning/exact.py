@@ -148,12 +148,6 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
             "--strategy ddp (dp with engine jax), or --no-exact",
             "devices.strategy",
         )
-    if layout.compress != "none":
-        raise NotExactError(
-            f"train.exact: compress {layout.compress} rounds what each device sends",
-            "leave --compress out",
-            "devices.compress",
-        )
     if layout.offload:
         raise NotExactError(
             "train.exact: with devices.offload the host's CPU makes the updates, and it rounds in"
