@@ -49,7 +49,7 @@ def test_auto_has_one_strategy_for_each_case(engine: str) -> None:
 def test_exact_is_refused_where_the_row_does_not_name_the_tree() -> None:
     """As for a new strategy that CONTRIBUTING's recipe adds."""
     ddp = next(row for row in strategies_of("torch") if row.name == "ddp")
-    fields = {"strategy": "late", "num_devices": 2, "compress": "none", "devices": ()}
+    fields = {"strategy": "late", "num_devices": 2, "devices": ()}
     spec = replace(ddp, reducers=("collective",))
     new: Any = SimpleNamespace(spec=spec, offload=False, **fields)
     with pytest.raises(UserError, match="strategy late can't add along the step's tree"):

@@ -181,7 +181,7 @@ def test_gpus_that_are_not_here(corpus: Path) -> None:
     assert single.without
     assert not ddp.without
     assert ddp.plan is not None
-    assert ddp.plan.layout.compress == "bf16"
+    assert ddp.plan.features["compress"] == "bf16"
 
     def profile(layout_plan: LayoutPlan, seconds: float, *peaks: int) -> Profile:
         plan = layout_plan.plan

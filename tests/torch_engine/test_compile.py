@@ -16,11 +16,11 @@ from torch._dynamo.exc import FailOnRecompileLimitHit
 from commands import losses, samecurve, write_config
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.planner import plan
+from samecurve.features.compile.blocks import compile_model
 from samecurve.tasks import open_task
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
-from samecurve.torch_engine.model.compile_blocks import compile_model
 from samecurve.torch_engine.model.model_setup import recompute, seeded
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
@@ -64,7 +64,11 @@ def test_alike_blocks_share_a_program_for_each_shape(how: Any) -> None:
     """
     plain, compiled = decoder(), decoder()
     recompute(plain, how)
-    compile_model(compiled, how, "eager")
+    if how == "selective":
+        recompute(compiled, how)
+    compile_model(compiled, "eager")
+    if how == "block":
+        recompute(compiled, how)
     assert [name for name, _ in compiled.named_parameters()] == [
         name for name, _ in plain.named_parameters()
     ]
@@ -97,7 +101,7 @@ def test_masks_that_follow_the_sample_and_synchronised_norms_stay_what_they_are(
         synchronise_batch_norms(model, Comm(), context)
         key_dropout(model, context, 7)
         if compiled:
-            compile_model(model, "none", "eager")
+            compile_model(model, "eager")
         before, steps = programs(), []
         for ids in (np.arange(4), np.arange(4, 8)):
             context.begin(StagedKeys(RowKeys(0, 0, 0, ids)))
@@ -126,7 +130,7 @@ def sharded_step(
     strategy = FSDP(made, Comm(group), [torch.device("cpu")])
     with seeded(1):
         model = Decoder(FIELDS, 40)
-    compile_model(model, "none", "eager")
+    compile_model(model, "eager")
     counters = torch._dynamo.utils.counters
     counters.clear()
     strategy.distribute([model], lambda _: None)
@@ -170,7 +174,7 @@ def test_a_sharded_block_is_one_program_and_is_gathered_ahead(
 def test_ever_other_shapes_are_an_error() -> None:
     """Not a silent return to what is slow."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    compile_model(model, "none", "eager")
+    compile_model(model, "eager")
     with pytest.raises(FailOnRecompileLimitHit, match="recompile_limit"):
         [model(torch.ones(rows, 3)) for rows in range(2, 40)]
 

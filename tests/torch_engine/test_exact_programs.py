@@ -14,7 +14,7 @@ from commands import samecurve, write_config
 from one_curve import check_one_curve
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.compile_blocks import compile_model
+from samecurve.features.compile.blocks import compile_model
 from samecurve.torch_engine.process_group import Comm
 from tiny import Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
@@ -38,7 +38,7 @@ def compiled_programs(
 
     programs = SamePrograms(Comm(group), 1, torch.device("cpu"))
     model = nn.LayerNorm(32) if kind == "norm" else nn.Linear(32, 32).requires_grad_(False)
-    compile_model(model, "none", programs)
+    compile_model(model, programs)
     is_last = index == group.size() - 1
     with config.patch(settings if is_last else {}):
         result = model(torch.ones(4, 32))

@@ -7,7 +7,8 @@ where it is off, nothing of it is imported.
 
 Hooks are classes `Hooks` in modules of the package, each imported when a run has the feature:
 `torch_hooks.py` (torch_engine/step/feature_hooks.py), `jax_hooks.py` (jax_engine/feature_hooks.py),
-`loop_hooks.py` (core/loop_hooks.py).
+`loop_hooks.py` (core/loop_hooks.py), `sum_hooks.py` (how buckets of gradients are summed over
+ranks: torch_engine/strategies/reducers/collective.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from samecurve.core.planning.memory import BatchSizes, MemoryOptions, MemoryTerm
 from samecurve.core.protocols import Counters
 from samecurve.core.strategies import StrategySpec
 
-Where = Literal["torch", "jax", "loop"]
+Where = Literal["torch", "jax", "loop", "sum"]
 Fields = TypeVar("Fields", bound=Section)
 Value = TypeVar("Value")
 
@@ -64,6 +65,9 @@ class Feature(Generic[Fields, Value]):
         feature by facts that are no defaults
     libraries: modules that must be installed -> the extra that installs each
     excludes: keys of the config that can't have a value beside the feature's
+    of_some_strategies: whether some strategies refuse it, so that a tool that tries several leaves
+        it out
+    compiles_blocks: whether it compiles the model's blocks, whose first steps then take longer
     hooks: where the package has hooks
     """
 
@@ -80,6 +84,8 @@ class Feature(Generic[Fields, Value]):
     facts: ClassVar[type[Any]] = NoFacts
     libraries: ClassVar[Mapping[str, str]] = {}
     excludes: ClassVar[tuple[str, ...]] = ()
+    of_some_strategies: ClassVar[bool] = False
+    compiles_blocks: ClassVar[bool] = False
     hooks: ClassVar[tuple[Where, ...]] = ()
 
     @property
@@ -137,6 +143,16 @@ class Feature(Generic[Fields, Value]):
         """Steps after which the loop's hooks act; 0: only where something else is due."""
         del value
         return 0
+
+    def bytes_sent(self, value: Value, width: int) -> int:
+        """Bytes of one number of a gradient as devices send it. width: as it is without"""
+        del value
+        return width
+
+    def not_simulated(self, config: Config) -> tuple[str, str] | None:
+        """Why `plan --machine` can't predict a run with it, and a remedy; None: it can."""
+        del config
+        return None
 
     def to_json(self, value: Value) -> Any:
         """The value as plan.json has it."""

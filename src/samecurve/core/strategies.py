@@ -45,6 +45,7 @@ class StrategySpec:
     takes_one_device: bool = False
     min_devices: int = 1
     runs_threads: bool = False  # a thread for each device, the first of which adds and updates
+    sums_buckets: bool = False  # gradients are summed in buckets, which a feature may shorten
     reducers: tuple[Reducer, ...] = ("collective",)  # with which it can add up gradients
     refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
     # the whole remedy ("--strategy dp: why") when the user asks another engine for this strategy;
@@ -87,11 +88,6 @@ def _no_groups(name: str) -> dict[str, Refusal]:
     return {"devices.shards": Refusal(why, "--strategy hsdp, or leave it out")}
 
 
-def _no_compression(name: str) -> dict[str, Refusal]:
-    why = f"is for strategy ddp, not {name}: it shortens what ddp's all-reduce sends"
-    return {"devices.compress": Refusal(why, "--strategy ddp, or leave --compress out")}
-
-
 def _own_offload(name: str) -> dict[str, Refusal]:
     """The refusal of a sharded strategy of engine torch, which has an offload of its own."""
     return {
@@ -108,7 +104,6 @@ _REFUSED_BY_JAX = {
     "devices.offload": _FOR_TORCH,
     "devices.offload_frozen": _FOR_TORCH,
     "devices.shards": _FOR_TORCH,
-    "devices.compress": _FOR_TORCH,
     "train.norm_sync": Refusal(
         "is for engine torch",
         "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --engine torch",
@@ -130,7 +125,7 @@ _ROWS = (
         traffic="nothing",
         takes_one_device=True,
         reducers=_BOTH,
-        refuses={**_no_groups("single"), **_no_compression("single")},
+        refuses=_no_groups("single"),
         summary="one process",
         holds="everything",
         sends="nothing",
@@ -144,7 +139,7 @@ _ROWS = (
         state="replicated",
         runs_threads=True,
         reducers=_BOTH,
-        refuses={**_no_groups("dp"), **_no_compression("dp")},
+        refuses=_no_groups("dp"),
         summary="one process, a thread for each device",
         holds="the weights and its own gradients; the first device the optimizer's state too",
         sends="each step: gradients to the first device, new weights back to the others",
@@ -158,6 +153,7 @@ _ROWS = (
         state="replicated",
         auto="the model fits",
         traffic="gradients",
+        sums_buckets=True,
         reducers=_BOTH,
         refuses=_no_groups("ddp"),
         other_engine=(
@@ -180,7 +176,6 @@ _ROWS = (
         reducers=_BOTH,
         refuses={
             **_no_groups("fsdp"),
-            **_no_compression("fsdp"),
             **_refused_by_sharding("fsdp"),
             **_own_offload("fsdp"),
         },
@@ -202,7 +197,6 @@ _ROWS = (
         min_devices=4,
         reducers=_BOTH,
         refuses={
-            **_no_compression("hsdp"),
             **_refused_by_sharding("hsdp"),
             **_own_offload("hsdp"),
         },

@@ -185,13 +185,15 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
     devices = [
         [device.kind, device.index, device.name, device.driver] for device in plan.layout.devices
     ]
+    written = plan.to_json()
+    features = {row.plan_key: written.get(row.plan_key) for row in config.named_features}
     computation = [
         plan.layout.strategy,
         plan.layout.backend,
         plan.compute.precision,
         plan.compute.threads,
         plan.compute.recompute,
-        plan.layout.compress,
+        features,
         plan.compute.exact,
         config.optimizer.model_dump(mode="json"),
     ]

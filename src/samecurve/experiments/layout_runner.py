@@ -34,8 +34,8 @@ from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train_job import rehearse
 
 STEPS = 6  # steps of each layout without --steps
-# values of `devices` without compression and uneven shares
-_UNSPLIT = {"shards": None, "compress": "none", "balance": "even"}
+# values of `devices` without groups and uneven shares
+_UNSPLIT = {"shards": None, "balance": "even"}
 
 
 def with_exact_settled(config: Config, machine: Machine, facts: Facts) -> Config:
@@ -122,12 +122,14 @@ class LayoutRunner:
             use = ",".join(str(gpu.index) for gpu in gpus)
         strategy = JAX.get(layout.strategy, layout.strategy)
         balance = self._balance(layout)
-        return self.config.with_values(
+        in_jax = layout.engine == "jax"  # which always compiles
+        config = self.config.without_features(
+            lambda feature: feature.of_some_strategies or (in_jax and feature.compiles_blocks)
+        )
+        return config.with_values(
             engine=layout.engine,
             devices={**_UNSPLIT, "use": use, "strategy": strategy, "balance": balance},
             batch=self._batch(layout),
-            # jax always compiles
-            train={"compile": self.config.train.compile and layout.engine == "torch"},
         )
 
     def _balance(self, layout: Layout) -> str | tuple[float, ...]:

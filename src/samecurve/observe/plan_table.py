@@ -25,9 +25,7 @@ def table(
     decided = [[name, f"{value}: {reasons[name]}"] for name, value in decisions(plan).items()]
     tabled = [name for row in listed_with(plan.features) for name in row.tabled]
     decided += [
-        [name, reasons[name]]
-        for name in ("coupled", *tabled, "dropout", "compile")
-        if name in reasons
+        [name, reasons[name]] for name in ("coupled", "dropout", *tabled) if name in reasons
     ]
     memory = [[term.name, show_bytes(term.bytes), term.formula] for term in plan.memory]
     lines = [

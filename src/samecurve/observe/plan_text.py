@@ -81,7 +81,7 @@ def _say_kind(plan: Plan) -> str:
 def _say_compiled(plan: Plan) -> str:
     if plan.layout.engine == "jax":
         return "; the first step is compiled before it runs"
-    if plan.compute.compile:
+    if plan.compiles_blocks:
         return f"; compiled: {plan.reasons['compile']}"
     return ""
 

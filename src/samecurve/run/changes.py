@@ -78,8 +78,9 @@ def refuse_changes(origin: Origin, config: Config) -> None:
         origin.notes.append(f"changed since the run was last saved: {changes}")
     was_exact = origin.manifest.get("fixed", {}).get("exact", False)
     is_exact = was_exact if config.train.plan_chooses_exact else config.train.exact
-    if is_exact and "train.compile" in noted:
-        how = "compiled" if config.train.compile else "uncompiled"
+    rows = [row for row in config.features if not {*noted}.isdisjoint(row.keys)]
+    if is_exact and any(row.load().compiles_blocks for row in rows):
+        how = "compiled" if config.compiles_blocks else "uncompiled"
         origin.notes.append(
             f"train.exact: from step {origin.step} on the bits are those of the {how} model, which"
             " rounds in another way"

@@ -27,7 +27,6 @@ Kind = Literal["all-reduce", "all-gather", "reduce-scatter"]
 # numbers of 8 bytes in a step's metrics: requests; a loss sum and a weight; two waits and a peak of
 # memory
 _REQUESTS, _BY_MICROBATCH, _BY_DEVICE = 4, 2, 3
-_COMPRESSED = {"bf16": 2, "fp16": 2}
 _US = 1e-6
 
 # Microseconds, by protocol (LL, LL128, Simple): before anything is sent, and for each step over a
@@ -127,7 +126,7 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         group=everybody,
     )
     if plan.layout.spec.traffic == "gradients":
-        total = facts.trainable * _COMPRESSED.get(plan.layout.compress, width)
+        total = facts.trainable * plan.bytes_sent(width)
         buckets = math.ceil(facts.trainable * width / BUCKET_BYTES["cuda"])
         reduced = Collective(
             role="reduced",

@@ -83,6 +83,14 @@ def check_predictable(config: Config, cluster: Cluster) -> None:
         raise UserError(cause, remedy, _WHERE)
 
 
+def _features_not_predicted(config: Config) -> Iterator[tuple[str, str]]:
+    """The cause and the remedy for each feature that is not predicted."""
+    for row in config.named_features:
+        refusal = row.load().not_simulated(config)
+        if refusal:
+            yield refusal
+
+
 def _not_predicted(config: Config, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """The cause and the remedy for each setting that is not predicted."""
     section, precision = config.devices, config.train.precision
@@ -103,8 +111,7 @@ def _not_predicted(config: Config, cluster: Cluster) -> Iterator[tuple[str, str]
             "--machine does not predict devices.offload, whose updates are made by the host",
             "leave one of them out",
         )
-    if section.compress == "powersgd":
-        yield "--machine does not predict --compress powersgd", "none, bf16 or fp16"
+    yield from _features_not_predicted(config)
     if section.balance != "even":
         yield (
             "--machine predicts equal devices; devices.balance gives them different speeds",

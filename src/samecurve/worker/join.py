@@ -89,7 +89,7 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
     import torch
 
     torch.set_num_threads(plan.compute.threads)
-    if plan.compute.compile:
+    if plan.compiles_blocks:
         # a second start reads what the first one compiled
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_home() / "inductor"))
     devices = [

@@ -176,7 +176,7 @@ def _rehearse_config(flags: dict[str, Any], emulation: "Emulation", steps: int) 
         emulation=emulation,
         limit=emulation.memory or memory_of(emulation.gpu),
         steps=steps,
-        compiles=config.train.compile,
+        compiles=config.compiles_blocks,
         say=_say,
     )
     return rehearse_config(request)

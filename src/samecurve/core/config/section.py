@@ -26,7 +26,6 @@ from samecurve.units import parse_bytes
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
 Recompute = Literal["none", "block", "selective"]
-Compress = Literal["none", "bf16", "fp16", "powersgd"]
 Decay = Literal["constant", "linear", "cosine", "wsd"]
 ScheduleForm = Literal["samecurve", "transformers"]
 MINUTES_PATTERN = r"^\d+(\.\d+)?min$"

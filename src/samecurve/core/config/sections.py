@@ -5,6 +5,8 @@ and no engine. FreeModel and FreeData are those of a task that declares none: an
 """
 
 import math
+from collections.abc import Callable
+from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -23,7 +25,6 @@ from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import (
     MOST_PROCESSES,
     Balance,
-    Compress,
     Decay,
     Duration,
     NumSamples,
@@ -162,8 +163,6 @@ class Devices(Section):
     """single, dp, ddp with engine torch: share of the blocks whose frozen weights (the base beneath
     an adapter) lie in host memory and are copied to the device ahead of use; same results, less
     memory, slower where the copies take longer than the computation"""
-    compress: Compress = "none"
-    """ddp: what gradients are reduced as; changes results"""
     balance: Balance = "even"
     """dp, ddp with engine torch: as many microbatches for each device, or by its measured speed, or
     by relative speeds given here; same results"""
@@ -277,10 +276,18 @@ class Config(Section):
     def excluding(self, key: str) -> list[str]:
         """The keys of the config that have a value which rules out another key."""
         rows = [row for row in self.named_features if key in row.load().excludes]
-        found = [name for row in rows for name in row.keys]
-        if self.train.compile and key == "devices.offload_frozen":
-            found.insert(0, "train.compile")
-        return found
+        return [name for row in rows for name in row.keys]
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether engine torch is to compile the model's blocks."""
+        return any(row.load().compiles_blocks for row in self.named_features)
+
+    def without_features(self, is_left_out: Callable[[Any], bool]) -> Self:
+        """The config without some features. is_left_out: says it of a Feature"""
+        rows = [row for row in self.named_features if is_left_out(row.load())]
+        defaults = [{row.section: dict(row.defaults)} for row in rows]
+        return reduce(lambda config, values: config.with_values(**values), defaults, self)
 
     def with_settled_defaults(self) -> Self:
         """The config with the defaults of `model` that follow from `train`."""

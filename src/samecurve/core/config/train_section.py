@@ -63,9 +63,6 @@ class Train(Section):
     allow_coupled: bool = False
     """train what mixes the samples of a batch, does not add up over samples or draws numbers that
     follow no sample, although results then depend on the devices"""
-    compile: bool = False
-    """engine torch: torch.compile of each repeated block; faster steps, slower first ones; same
-    results up to rounding"""
     exact: Literal["auto", True, False] = "auto"
     """the same bits on any number of devices: each microbatch's gradient by itself, all added along
     one tree. auto: on CPU ranks, where nothing stands in its way and a microbatch is enough work;

@@ -4,7 +4,6 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.batch import check_uneven
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.compute import (
-    check_compile,
     check_precision,
     check_threads,
     choose_precision,
@@ -37,7 +36,6 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     refusals.collect(check_engine_has, config.optimizer, config.engine)
     for row in config.named_features:
         refusals.collect(row.load().check, config, layout)
-    refusals.collect(check_compile, train, config.engine)
     if config.devices.offload_frozen:
         from samecurve.core.planning.frozen_offload import check_frozen_offload
 

@@ -26,7 +26,6 @@ class Compute:
     precision: Precision
     threads: int  # inside one device's operations
     recompute: Recompute
-    compile: bool = False
     # microbatches are computed one by one, and their results are added along TreeSum's tree
     exact: bool = False
     norm_sync: bool = False  # BatchNorm over all samples of a step
@@ -70,7 +69,6 @@ def choose_compute(
         precision=precision,
         threads=threads,
         recompute=train.recompute,
-        compile=train.compile,
         exact=train.is_exact,
         norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
@@ -136,16 +134,6 @@ def choose_threads(section: Devices, layout: Layout, machine: Machine) -> Decisi
     cores = machine.cores
     reason = f"{counted(cores, 'core')} for {counted(num_devices, unit)}"
     return Decision(max(1, cores // num_devices), {"threads": reason})
-
-
-def check_compile(train: Train, engine: str) -> None:
-    """UserError: the model can't be compiled here."""
-    if train.compile and engine == "jax":
-        raise UserError(
-            "train.compile is for engine torch: jax compiles its step anyway",
-            "leave --compile out (--set train.compile=false, where a file asks for it)",
-            "train.compile",
-        )
 
 
 def check_model_computes(train: Train, precision: Precision, facts: Facts) -> None:
@@ -236,22 +224,11 @@ def _coupled_split(coupled: Sequence[str], split: BatchSplit, *, norms_only: boo
 
 
 def say_task(log: DecisionLog, facts: Facts) -> None:
-    """Log what is done with the model besides its updates, and the task's own notes."""
+    """Log what is done with the model besides its updates, which masks follow samples, and the
+    task's own notes.
+    """
     if facts.notes:
         log.reasons["task"] = "\n".join(facts.notes)
-
-
-def say_compute(log: DecisionLog, train: Train, facts: Facts) -> None:
-    """Log which parts are compiled, which products take eight bits, which masks follow samples."""
-    if train.compile:
-        parts = "the model as a whole: it has no repeated blocks"
-        if facts.blocks > 1:
-            parts = f"{facts.blocks} blocks, one program for all that are alike"
-        log.reasons["compile"] = (
-            f"{parts}; the first steps, and the first of each other shape, take longer"
-        )
-        if train.is_exact:
-            log.reasons["compile"] += "; every rank compiles the same programs, which is checked"
     if count := len(facts.keyed_dropout):
         log.reasons["dropout"] = (
             f"masks of {counted(count, 'layer')} follow the sample, whatever the device"

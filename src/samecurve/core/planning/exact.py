@@ -47,7 +47,7 @@ def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
         return None, f"the work of a sample is not known{why}"
     from samecurve.core.planning.exact_auto import least_work  # of auto alone
 
-    least = least_work(facts, compiled=config.train.compile)
+    least = least_work(facts, compiled=config.compiles_blocks)
     micro, work = 0, 0.0
     for num_devices in exact_candidates(config):
         micro = _microbatch(config, num_devices)
@@ -147,12 +147,6 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
             " core/strategies.py)",
             "--strategy ddp (dp with engine jax), or --no-exact",
             "devices.strategy",
-        )
-    if layout.compress != "none":
-        raise NotExactError(
-            f"train.exact: compress {layout.compress} rounds what each device sends",
-            "leave --compress out",
-            "devices.compress",
         )
     if layout.offload:
         raise NotExactError(

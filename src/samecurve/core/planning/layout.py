@@ -5,7 +5,6 @@ synchronised. What a strategy can't serve is refused by name.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Compress
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
 from samecurve.core.planning import Decision
@@ -43,7 +42,6 @@ class Layout:
     every_rank_every_round: bool
     reshard: bool = True
     offload: bool = False
-    compress: Compress = "none"
     preflight: int = 0
     offload_frozen: float = 0.0  # share of the blocks whose frozen weights lie in host memory
     # weights are gathered, and gradients summed over devices, once a step, not in each round
@@ -182,7 +180,7 @@ def choose_layout(
             f"as asked; {len(devices) // shards} copies of the model, each shared out among"
             f" {shards} devices"
         )
-    _check_offload_and_compress(section, train, spec, devices, shards)
+    _check_offload(section, spec, devices, shards)
     world_size = _world_size(spec, len(devices), machine.started)
     meets_every_round = shards > 1
     if spec.processes == "as started" and not train.is_exact:
@@ -200,7 +198,6 @@ def choose_layout(
         every_rank_every_round=meets_every_round,
         reshard=section.reshard and spec.engine == "torch",
         offload=section.offload,
-        compress=section.compress,
         preflight=section.preflight,
         offload_frozen=section.offload_frozen,
     )
@@ -213,7 +210,6 @@ def _check_options(section: Devices, train: Train, spec: StrategySpec) -> None:
         "devices.offload": section.offload,
         "devices.offload_frozen": section.offload_frozen > 0,
         "devices.shards": section.shards is not None,
-        "devices.compress": section.compress != "none",
         "train.norm_sync": train.norm_sync,
     }
     for key, is_wanted in wanted.items():
@@ -247,10 +243,10 @@ def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int, hos
     return wanted or (on_a_host if on_a_host in proper else proper[-1])
 
 
-def _check_offload_and_compress(
-    section: Devices, train: Train, spec: StrategySpec, devices: tuple[Device, ...], shards: int
+def _check_offload(
+    section: Devices, spec: StrategySpec, devices: tuple[Device, ...], shards: int
 ) -> None:
-    """UserError: nothing could lie in host memory instead, or compressing would undo f64."""
+    """UserError: nothing could lie in host memory instead."""
     on_cpu = devices[0].kind == "cpu"
     if section.offload and (shards == 1 or on_cpu):
         why = "these are CPU ranks: their state is in host memory already"
@@ -265,12 +261,6 @@ def _check_offload_and_compress(
             " avoid",
             "leave one of them out",
             "devices.gather",
-        )
-    if section.compress != "none" and train.precision == "f64":
-        raise UserError(
-            f"compress {section.compress} would throw away what f64 is for",
-            "leave --compress out, or --dtype f32",
-            "devices.compress",
         )
 
 
@@ -357,11 +347,6 @@ def layout_warnings(section: Devices, layout: Layout, optimizer_bytes: int) -> l
             f"{spec.name}: the first device holds {show_bytes(optimizer_bytes)} more than the"
             " others (the optimizer's state), and adds up all gradients; --strategy ddp is even,"
             " and faster"
-        )
-    if section.compress != "none":
-        warnings.append(
-            f"gradients are reduced as {section.compress}: results change with it and with"
-            " the number of devices"
         )
     if not section.reshard and layout.shards == 1:
         warnings.append(

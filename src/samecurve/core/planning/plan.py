@@ -32,8 +32,8 @@ if TYPE_CHECKING:  # imported by the features of a run alone
 _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
     steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
-    offload compress keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
-    reference because warnings fixed exact slot_times compile allow_coupled best
+    offload keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
+    reference because warnings fixed exact slot_times allow_coupled best
     test_samples
 """
 _NAMES = {  # of the fields whose keys are older than their names
@@ -205,6 +205,17 @@ class Plan:
     def whole_batch(self) -> bool:
         """Whether the loss is one of the whole batch's features."""
         return "whole_batch" in self.features
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether engine torch compiles the model's blocks."""
+        return any(feature.compiles_blocks for feature, _ in self._features_on())
+
+    def bytes_sent(self, width: int) -> int:
+        """Bytes of one number of a gradient as devices send it. width: as it is computed"""
+        for feature, value in self._features_on():
+            width = feature.bytes_sent(value, width)
+        return width
 
     @property
     def goals(self) -> list[MetricGoal]:

@@ -27,14 +27,12 @@ from samecurve.core.planning.capacity import (
     room_of_layout,
 )
 from samecurve.core.planning.compute import (
-    check_compile,
     check_coupled,
     check_model_computes,
     check_precision,
     choose_compute,
     choose_precision,
     choose_threads,
-    say_compute,
     say_task,
 )
 from samecurve.core.planning.facts import Facts
@@ -319,8 +317,6 @@ class _Planning:
             from samecurve.core.planning.exact import check_exact_optimizer
 
             check_exact_optimizer(config.optimizer, facts, layout)
-        check_compile(train, layout.engine)
-        say_compute(log, train, facts)
         check_precision(log.take(precision), layout)
         check_model_computes(train, precision.value, facts)
 

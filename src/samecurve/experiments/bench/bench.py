@@ -58,7 +58,6 @@ _STRATEGY_OPTIONS = {
     "shards": None,
     "offload": False,
     "offload_frozen": 0.0,
-    "compress": "none",
     "balance": "even",
 }
 
@@ -168,9 +167,7 @@ def plan_layout(
         return LayoutPlan(layout, config, refusal=refusal)
     else:
         use = ",".join(str(device.index) for device in usable[: layout.num_devices])
-    options = {
-        name: off for name, off in _STRATEGY_OPTIONS.items() if getattr(config.devices, name) != off
-    }
+    plain, options = _without_options(config)
     try:
         return _plan_with(config, machine, facts, layout, schedule, use=use)
     except UserError as error:
@@ -178,11 +175,23 @@ def plan_layout(
     if not options:
         return LayoutPlan(layout, config, refusal=refusal)
     try:
-        planned = _plan_with(config, machine, facts, layout, schedule, use=use, **options)
+        planned = _plan_with(plain, machine, facts, layout, schedule, use=use)
     except UserError as error:
         return LayoutPlan(layout, config, refusal=error)
-    without = tuple(f"devices.{name}: {refusal.cause}" for name in options)
-    return replace(planned, without=without)
+    return replace(planned, without=tuple(f"{name}: {refusal.cause}" for name in options))
+
+
+def _without_options(config: Config) -> tuple[Config, list[str]]:
+    """The config without the options that only some strategies have, and the keys of these."""
+    off = {
+        name: value
+        for name, value in _STRATEGY_OPTIONS.items()
+        if getattr(config.devices, name) != value
+    }
+    rows = [row for row in config.named_features if row.load().of_some_strategies]
+    keys = [*(f"devices.{name}" for name in off), *(key for row in rows for key in row.keys)]
+    plain = config.without_features(lambda feature: feature.of_some_strategies)
+    return plain.with_values(devices=off), keys
 
 
 def _plan_with(
@@ -191,12 +200,13 @@ def _plan_with(
     facts: Facts,
     layout: Layout,
     schedule: ProfileSchedule,
-    **devices: Any,
+    *,
+    use: str,
 ) -> LayoutPlan:
-    """Plan a layout. devices: its settings. UserError: the layout is not possible."""
+    """Plan a layout. use: its devices. UserError: the layout is not possible."""
     # nothing is evaluated here, so the plan has no note about evaluation
     config = config.with_values(
-        train={"eval_every": 0}, devices={"strategy": layout.strategy, **devices}
+        train={"eval_every": 0}, devices={"strategy": layout.strategy, "use": use}
     )
     facts = measure_speeds(config, machine, facts)
     return LayoutPlan(layout, config, plan_profile(config, machine, facts, schedule))

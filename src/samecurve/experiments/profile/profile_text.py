@@ -101,7 +101,7 @@ def _step_lines(profile: Profile) -> list[str]:
     if tail:
         steps += f"; {tail} of {timed} were an epoch's short tail, and are left out"
     first = f"       the first step took {profile.ranks[0].first:.2f} s"
-    if profile.plan.layout.engine == "jax" or profile.plan.compute.compile:
+    if profile.plan.layout.engine == "jax" or profile.plan.compiles_blocks:
         first += ", compiling (or reading what was compiled before) included"
     return [
         f"step   {_ms(statistics.median(seconds))} ms median ({_ms(min(seconds))} to"

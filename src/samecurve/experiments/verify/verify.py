@@ -7,7 +7,7 @@ device.
 from collections.abc import Callable, Sequence
 
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.sections import Config, Devices
+from samecurve.core.config.sections import Config
 from samecurve.core.planning.exact import why_not_sharded
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
@@ -63,7 +63,7 @@ def verify(
         # refuses an engine for which the task has no model
         describe(config.with_values(engine=engine))
     left_out = [] if layout_list is not None else _left_out_layouts(config, facts, kind, machine)
-    left_out += _left_out_settings(config.devices)
+    left_out += _left_out_settings(config)
     ranks_needed = max(layout.max_processes for layout in layouts)
     libraries = entry_of(config.task).libraries
     with (
@@ -191,9 +191,9 @@ def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine)
     return lines
 
 
-def _left_out_settings(devices: Devices) -> list[str]:
+def _left_out_settings(config: Config) -> list[str]:
     """Settings of the config that some layouts do not have."""
-    lines = []
+    lines, devices = [], config.devices
     balance = devices.balance
     if isinstance(balance, tuple):
         speeds = " to ".join(f"{speed:g}" for speed in balance)
@@ -206,6 +206,8 @@ def _left_out_settings(devices: Devices) -> list[str]:
             f"balance {balance}: layouts assign evenly; a list of speeds is obeyed where dp or ddp"
             " has as many devices"
         )
-    if devices.compress != "none":
-        lines.append(f"compress {devices.compress}: it changes results, and is off here")
+    for feature in config.named_features:
+        if feature.load().of_some_strategies:
+            words = ", ".join(f"{key} {getattr(devices, key)}" for key in feature.defaults)
+            lines.append(f"{words}: it changes results, and is off here")
     return lines

@@ -63,7 +63,7 @@ class Float8(Feature[Float8Fields, bool]):
             " value"
         )
         warnings = [f"{KEY}: results change: products are rounded to eight bits"]
-        if not planned.config.train.compile:
+        if not planned.config.compiles_blocks:
             warnings.append(
                 f"{KEY} without --compile is slower than bf16: scaling takes more than the"
                 " products save"

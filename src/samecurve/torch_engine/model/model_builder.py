@@ -9,7 +9,6 @@ import hashlib
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from samecurve.torch_engine.step.setup import EngineSetup
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.model.frozen_offload import FrozenOffload
-    from samecurve.torch_engine.model.same_programs import SamePrograms
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
 
@@ -263,36 +261,24 @@ class ModelBuilder:
 
     def _keep_compiled(self, model: nn.Module) -> None:
         """Leave the parts compiled that the model's author compiles, but for what can't be."""
-        from samecurve.torch_engine.model.compile_blocks import (
+        from samecurve.torch_engine.model.compiled_code import (
             compile_own_parts,
             keep_uncompiled,
         )
 
-        compute = self._setup.plan.compute
-        if not compute.compile:
-            keep_uncompiled(model)
-        if compute.deterministic:
-            threads = len(self._setup.devices)
-            compile_own_parts(model, self._same_programs, num_threads=threads)
+        setup = self._setup
+        keep_uncompiled(model)
+        if setup.plan.compute.deterministic:
+            compile_own_parts(model, setup.compiler, num_threads=len(setup.devices))
 
     def _apply_speed_options(self, model: nn.Module, device: torch.device) -> None:
-        """Apply features, train.recompute and train.compile, as the plan has them."""
-        compute = self._setup.plan.compute
-        for hooks in self._setup.features.values():
+        """Apply features and train.recompute, as the plan has them."""
+        how, features = self._setup.plan.compute.recompute, self._setup.features.values()
+        for hooks in features:
             hooks.prepare(model, device)
-        if compute.compile:
-            from samecurve.torch_engine.model.compile_blocks import compile_model
-
-            backend = self._same_programs if compute.deterministic else "inductor"
-            threads = len(self._setup.devices)
-            compile_model(model, compute.recompute, backend, num_threads=threads)
-        else:
-            recompute(model, compute.recompute)
-
-    @cached_property
-    def _same_programs(self) -> "SamePrograms":
-        """What compiles the same programs on all ranks, for the models of this process."""
-        from samecurve.torch_engine.model.same_programs import SamePrograms
-
-        setup = self._setup
-        return SamePrograms(setup.comm, setup.plan.compute.threads, setup.device)
+        if how == "selective":  # a compiler sees what is kept
+            recompute(model, how)
+        for hooks in features:
+            hooks.wrap_blocks(model)
+        if how == "block":
+            recompute(model, how)

@@ -152,7 +152,7 @@ def recompute(model: nn.Module, how: Recompute) -> None:
 
 def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
     """Let a compiled model run uncompiled meanwhile: for inputs of a new length each time."""
-    return torch.compiler.set_stance("force_eager") if plan.compute.compile else nullcontext()
+    return torch.compiler.set_stance("force_eager") if plan.compiles_blocks else nullcontext()
 
 
 class KeptProducts:

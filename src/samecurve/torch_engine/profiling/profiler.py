@@ -88,7 +88,7 @@ class TorchWatch:
             self._begin_trace()
         watching: AbstractContextManager[object] = nullcontext()
         if number == schedule.last:
-            compiled = self._engine.plan.compute.compile
+            compiled = self._engine.plan.compiles_blocks
             watching = self._activations.watching(state.model, self._timeline, compiled=compiled)
         with watching, self._timeline.timing_waits():
             begin = self._timeline.now()

@@ -23,7 +23,10 @@ class TorchHooks:
         self.setup, self.value = setup, value
 
     def prepare(self, model: nn.Module, device: torch.device) -> None:
-        """Change a model of this process, before blocks are compiled or run again."""
+        """Change the layers of a model of this process."""
+
+    def wrap_blocks(self, model: nn.Module) -> None:
+        """Replace forward() of a model's blocks, once its layers are prepared."""
 
     def begin(self, state: State) -> None:
         """Add to a state that has been made, and whose arrays may have no values yet."""

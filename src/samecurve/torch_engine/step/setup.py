@@ -5,7 +5,8 @@ stays as it is (EngineSetup), and what each step moves (State).
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -20,6 +21,9 @@ from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 from samecurve.torch_engine.step.precision import LossScale
 from samecurve.torch_engine.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.model.same_programs import SamePrograms
 
 
 class Average(Protocol):
@@ -52,6 +56,18 @@ class EngineSetup:
     step_buffers: set[str] = field(default_factory=set)
     # the hooks of the run's features, by name and in their order (feature_hooks.py)
     features: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def compiler(self) -> "str | SamePrograms":
+        """The backend of torch.compile: torch's or, where kernels are to be deterministic, ours,
+        which makes the same programs on all ranks.
+        """
+        compute = self.plan.compute
+        if not compute.deterministic:
+            return "inductor"
+        from samecurve.torch_engine.model.same_programs import SamePrograms
+
+        return SamePrograms(self.comm, compute.threads, self.device)
 
     @property
     def device(self) -> torch.device:

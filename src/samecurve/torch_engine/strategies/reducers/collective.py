@@ -5,11 +5,10 @@ bucket after bucket, and each is summed over the ranks while the pass still runs
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
-import torch
 from torch import nn
 
+from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.process_group import Comm
@@ -22,7 +21,6 @@ from samecurve.torch_engine.strategies.reducers.buckets import (
 
 # starts to sum a bucket of this number, whose memory is given; the result waits for the sum
 StartSum = Callable[[int, Bucket], Callable[[], object]]
-_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Collective(Reducer):
@@ -85,21 +83,8 @@ class Collective(Reducer):
 
 
 def _sum_of(plan: Plan, comm: Comm, num_buckets: int) -> StartSum:
-    """How a bucket is summed: as it is, or compressed as the plan says."""
-    compress = plan.layout.compress
-    if compress == "powersgd":
-        from samecurve.torch_engine.strategies.reducers.powersgd import PowerSum
-
-        return PowerSum(comm, num_buckets).start
-    if compress in _NARROW:
-        return partial(_start_narrow_sum, comm, _NARROW[compress])
+    """How a bucket is summed: as a feature of the run does it, else as it is."""
+    for _, hooks, value in hooks_of(plan.features, "sum"):
+        start: StartSum = hooks(comm, num_buckets, value).start
+        return start
     return lambda _number, bucket: comm.all_reduce(bucket.piece()[0])
-
-
-def _start_narrow_sum(
-    comm: Comm, dtype: torch.dtype, _number: int, bucket: Bucket
-) -> Callable[[], object]:
-    """Sum a bucket whose numbers are sent as `dtype`."""
-    flat, _ = bucket.piece()
-    wait = comm.all_reduce(flat.to(dtype))
-    return lambda: flat.copy_(wait())
