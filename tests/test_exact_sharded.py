@@ -14,8 +14,10 @@ from rank_runs import train_on_ranks
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.planning.planner import plan
 from samecurve.features.ema.weight_average import WeightAverage
+from samecurve.features.optimizers.adamw8bit.torch_optimizer import (
+    TorchOptimizer as AdamW8bit,
+)
 from samecurve.tasks import open_task
-from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.optimizers.vector_updates import VectorOptimizer
 from samecurve.torch_engine.strategies.row_norm import norm_of_rows, squares_by_row

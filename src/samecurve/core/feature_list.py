@@ -3,7 +3,8 @@
 The kernel knows this list, and no name in it. `features/list.json`, which `make docs` writes, has
 the config's keys and the plan's key of each feature of ours. So a run imports the features that it
 has, and no others. A folder that the list lacks is found all the same, and so is what an installed
-package brings (entry points of the group `samecurve.features`).
+package brings (entry points of the group `samecurve.features`). The optimizers in
+`features/optimizers/` are listed in the same way.
 """
 
 import json
@@ -19,6 +20,7 @@ from samecurve.errors import UserError
 
 ENTRY_POINTS = "samecurve.features"  # the group under which an installed package names a feature
 _OURS = "samecurve.features."
+_OPTIMIZERS = "optimizers"  # the folder of the config's optimizers beside adamw and sgd
 _HOME = Path(__file__).parents[1] / "features"
 
 
@@ -83,7 +85,11 @@ def _with_tuples(value: Any) -> Any:
 
 
 def _folders() -> list[str]:
-    return [folder.name for folder in _HOME.iterdir() if (folder / "__init__.py").is_file()]
+    return [
+        folder.name
+        for folder in _HOME.iterdir()
+        if (folder / "__init__.py").is_file() and folder.name != _OPTIMIZERS
+    ]
 
 
 def _in_order(rows: Iterable[ListedFeature]) -> tuple[ListedFeature, ...]:
@@ -130,6 +136,19 @@ def wanted(config: Any, brought: Iterable[str]) -> list[ListedFeature]:
     brought: names of those that the task brings
     """
     return rows_of({*brought, *(row.name for row in config.named_features)})
+
+
+@cache
+def listed_optimizers() -> tuple[str, ...]:
+    """The names of the config's optimizers beside adamw and sgd, in their order."""
+    return tuple(sorted(file.parent.name for file in _HOME.glob(f"{_OPTIMIZERS}/*/__init__.py")))
+
+
+def spec_of(optimizer: str) -> Any:
+    """The OptimizerSpec (core/optimizer_spec.py), which is imported. None: adamw or sgd."""
+    if optimizer not in listed_optimizers():
+        return None
+    return import_module(f"{_OURS}{_OPTIMIZERS}.{optimizer}").SPEC
 
 
 def fact_keys() -> set[str]:

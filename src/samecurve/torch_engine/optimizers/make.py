@@ -2,9 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
-from typing import Any
 
+from samecurve.core.feature_list import spec_of
 from samecurve.torch_engine.optimizers.optimizer import (
     BuiltInOptimizer,
     JoinedOptimizers,
@@ -12,13 +11,6 @@ from samecurve.torch_engine.optimizers.optimizer import (
     OptimizerUpdate,
 )
 from samecurve.torch_engine.step.setup import EngineSetup, Update
-
-# name -> module:class, imported when it is used; adamw and sgd are BuiltInOptimizer
-OPTIMIZERS: Mapping[str, str] = {
-    "adafactor": "adafactor:Adafactor",
-    "adamw8bit": "adamw_8bit:AdamW8bit",
-    "muon": "muon:Muon",
-}
 
 
 def make_updates(
@@ -59,10 +51,10 @@ def _from_config(
     """
     fields = setup.optimizer
     built_in = _built_in(setup)
-    if fields.name not in OPTIMIZERS:
+    spec = spec_of(fields.name)
+    if spec is None:
         return built_in(fields, trained, phase)
-    module, _, class_name = OPTIMIZERS[fields.name].partition(":")
-    kind: Any = getattr(import_module(f"{__package__}.{module}"), class_name)
+    kind = spec.torch_class()
     own = kind.chosen(fields, trained, hidden)
     ids = set(map(id, own))
     others = [param for param in trained if id(param) not in ids]
