@@ -166,7 +166,7 @@ def updated(
     name: str, whole: torch.Tensor, gradients: list[torch.Tensor], rows: slice
 ) -> dict[str, torch.Tensor]:
     """The weights of some rows, the optimizer's state and the moving average after some updates."""
-    fields = Optimizer(name=name, momentum=0.9)  # type: ignore[arg-type]
+    fields = Optimizer(name=name, momentum=0.9)
     view = torch.nn.Parameter(whole[rows].clone())
     param = OptimizerParam("weight", torch.nn.Parameter(whole), view)
     optimizer: Any

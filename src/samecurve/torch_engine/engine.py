@@ -53,8 +53,9 @@ from samecurve.torch_engine.step.precision import (
     set_deterministic,
 )
 from samecurve.torch_engine.step.setup import EngineSetup, State
-from samecurve.torch_engine.step.step_assembly import Step, make_training_step
+from samecurve.torch_engine.step.step_assembly import make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
+from samecurve.torch_engine.step.training_step import Step
 from samecurve.torch_engine.strategies import make_strategy
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class TorchEngine:
     comm: who trains together
     devices: those of this process
 
-    step: one optimizer step: TrainingStep.run (step/training_step.py), or, in a task with phases,
-        StepsInTurn.run. init() and restore() put it together for their state.
+    step: one optimizer step: TrainingStep.run (step/training_step.py), or several in turn. init()
+        and restore() put it together for their state.
     """
 
     step: Step

@@ -37,7 +37,8 @@ from samecurve.core.feature_list import listed_optimizers, spec_of
 from samecurve.core.strategies import STRATEGY_NAMES, strategy_help
 
 if TYPE_CHECKING:
-    StrategyChoice = OptimizerName = str
+    StrategyChoice = str
+    OptimizerName = str
 else:
     StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # read from the rows of core/strategies.py
     OptimizerName = Literal[("adamw", "sgd", *listed_optimizers())]

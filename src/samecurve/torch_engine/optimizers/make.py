@@ -20,7 +20,7 @@ def make_updates(
 
     hidden: names of the matrices of hidden layers.
 
-    UserError: a parameter belongs to no phase of the task, or to two.
+    UserError: a feature divides the parameters, and can't.
     """
     make = setup.task.optimizer
 
@@ -31,14 +31,12 @@ def make_updates(
 
         return UserOptimizer(partial(make, phase=phase), setup.optimizer, params)
 
-    patterns = setup.task.phases
-    if not patterns:
-        optimizer = make_optimizer(trained, "")
-        return [Update(trained, optimizer, make_optimizer)], optimizer
-    from samecurve.torch_engine.step.phases import PhasedOptimizer, updates_by_phase
-
-    updates = updates_by_phase(patterns, trained, make_optimizer)
-    return updates, PhasedOptimizer(updates)
+    for hooks in setup.features.values():
+        if updates := hooks.updates(trained, make_optimizer):
+            by_name = {param.name: one.optimizer for one in updates for param in one.trained}
+            return updates, OptimizersByName(by_name)
+    optimizer = make_optimizer(trained, "")
+    return [Update(trained, optimizer, make_optimizer)], optimizer
 
 
 def _from_config(
