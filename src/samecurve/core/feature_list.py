@@ -40,6 +40,9 @@ class ListedFeature:
     said: Mapping[str, str] = field(default_factory=dict)
     tabled: Sequence[str] = ()  # reasons that only the table of `samecurve plan` shows
     changes_results: bool = True
+    sees_whole_batch: bool = False  # whether the loss of a sample looks at the others of its step
+    # why each microbatch goes forward twice, where a step has several accumulation steps
+    goes_twice: str = ""
     # what the feature must know of a task and its model: key -> if it is not so
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -138,6 +141,18 @@ def wanted(config: Any, brought: Iterable[str]) -> list[ListedFeature]:
     return rows_of({*brought, *(row.name for row in config.named_features)})
 
 
+def sees_whole_batch(names: Iterable[str]) -> bool:
+    """Whether the loss of a sample looks at the others of its step. names: of a run's features"""
+    return any(row.sees_whole_batch for row in rows_of(names))
+
+
+def why_twice(names: Iterable[str]) -> str:
+    """Why each microbatch goes forward twice, where a step has several accumulation steps; '': it
+    does not. names: of a run's features
+    """
+    return next((row.goes_twice for row in rows_of(names) if row.goes_twice), "")
+
+
 @cache
 def listed_optimizers() -> tuple[str, ...]:
     """The names of the config's optimizers beside adamw and sgd, in their order."""
@@ -225,5 +240,7 @@ def _row_of(place: str) -> ListedFeature:
         said=feature.said,
         tabled=feature.tabled,
         changes_results=feature.changes_results,
+        sees_whole_batch=feature.sees_whole_batch,
+        goes_twice=feature.goes_twice,
         facts={fact.name: fact.default for fact in fields(feature.facts)},
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from samecurve.core.config.sections import Batch, Config, Optimizer
 from samecurve.core.config.train_section import EXACT_DEVICES
-from samecurve.core.feature_list import listed_optimizers, spec_of
+from samecurve.core.feature_list import listed_optimizers, spec_of, why_twice
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.core.planning.facts import Facts
@@ -54,8 +54,8 @@ def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
         micro = _microbatch(config, num_devices)
         work = facts.flops_per_sample * micro
         is_cut = micro < (config.batch.samples or 1)
-        if is_cut and "whole_batch" in facts.features:
-            return None, "batch_loss() would compute the features of each microbatch twice"
+        if is_cut and (why := why_twice(facts.features)):
+            return None, why
         if work >= least or not is_cut:
             return exact_on(config, num_devices), ""
     return None, (

@@ -31,6 +31,8 @@ class WholeBatch(Feature[Section, bool]):
     plan_off = False
     is_in_each_plan = True
     said = {"loss": "loss "}
+    sees_whole_batch = True
+    goes_twice = "batch_loss() would compute the features of each microbatch twice"
     hooks = ("torch",)
 
     def decide(self, planned: Planned) -> Decision[bool | None]:
