@@ -43,6 +43,7 @@ class ListedFeature:
     sees_whole_batch: bool = False  # whether the loss of a sample looks at the others of its step
     # why each microbatch goes forward twice, where a step has several accumulation steps
     goes_twice: str = ""
+    precisions: Sequence[str] = ()  # those that bring the feature
     # what the feature must know of a task and its model: key -> if it is not so
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -166,6 +167,11 @@ def spec_of(optimizer: str) -> Any:
     return import_module(f"{_OURS}{_OPTIMIZERS}.{optimizer}").SPEC
 
 
+def features_of(precision: str) -> list[str]:
+    """The names of the features that a precision brings."""
+    return [row.name for row in listed() if precision in row.precisions]
+
+
 def fact_keys() -> set[str]:
     """The keys of the facts that features ask for."""
     return {key for row in listed() for key in row.facts}
@@ -242,5 +248,6 @@ def _row_of(place: str) -> ListedFeature:
         changes_results=feature.changes_results,
         sees_whole_batch=feature.sees_whole_batch,
         goes_twice=feature.goes_twice,
+        precisions=feature.precisions,
         facts={fact.name: fact.default for fact in fields(feature.facts)},
     )

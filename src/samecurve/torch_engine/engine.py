@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
-from samecurve.core.feature_list import hooks_of
+from samecurve.core.feature_list import features_of, hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -47,7 +47,6 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 from samecurve.torch_engine.split_check.split_check import SplitCheck
 from samecurve.torch_engine.step.precision import (
-    LossScale,
     as_weights,
     autocast_for,
     set_deterministic,
@@ -103,7 +102,8 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        self._add_features({**plan.features, **task.brings})
+        always = dict.fromkeys(features_of(plan.compute.precision))
+        self._add_features({**always, **plan.features, **task.brings})
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)
         KEYED_FUNCTIONS.acquire()
@@ -238,7 +238,6 @@ class TorchEngine:
             model,
             trained,
             optimizer,
-            LossScale(self.device) if self.plan.compute.precision == "f16" else None,
             unbounded=frozenset(
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),

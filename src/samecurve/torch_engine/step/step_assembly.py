@@ -20,8 +20,6 @@ def make_training_step(setup: EngineSetup, state: State) -> Step:
         _watch_first_steps(step)
         _time_forward(step)
     _check_held_tensors(steps[-1])
-    for step in steps:
-        _scale_loss(step)
     for hooks in features:
         hooks.add_to(steps)
     for step in steps:
@@ -68,15 +66,6 @@ def _check_held_tensors(step: TrainingStep) -> None:
     """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
     task, strategy = step.setup.task, step.setup.strategy
     step.first_steps.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
-
-
-def _scale_loss(step: TrainingStep) -> None:
-    """In f16, set the loss scale before each step and adapt it after each update."""
-    scale = step.state.scale
-    if scale is None:
-        return
-    step.before_step.append(lambda _batch: step.set_loss_scale(scale.value))
-    step.after_update.append(lambda _step, finite: scale.update(finite=finite))
 
 
 def _watch(step: TrainingStep) -> None:
