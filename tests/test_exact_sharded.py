@@ -14,8 +14,10 @@ from rank_runs import train_on_ranks
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.planning.planner import plan
 from samecurve.features.ema.weight_average import WeightAverage
+from samecurve.features.optimizers.adamw8bit.torch_optimizer import (
+    TorchOptimizer as AdamW8bit,
+)
 from samecurve.tasks import open_task
-from samecurve.torch_engine.optimizers.adamw_8bit import AdamW8bit
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.optimizers.vector_updates import VectorOptimizer
 from samecurve.torch_engine.strategies.row_norm import norm_of_rows, squares_by_row
@@ -164,7 +166,7 @@ def updated(
     name: str, whole: torch.Tensor, gradients: list[torch.Tensor], rows: slice
 ) -> dict[str, torch.Tensor]:
     """The weights of some rows, the optimizer's state and the moving average after some updates."""
-    fields = Optimizer(name=name, momentum=0.9)  # type: ignore[arg-type]
+    fields = Optimizer(name=name, momentum=0.9)
     view = torch.nn.Parameter(whole[rows].clone())
     param = OptimizerParam("weight", torch.nn.Parameter(whole), view)
     optimizer: Any

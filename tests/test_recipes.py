@@ -35,6 +35,12 @@ def test_the_page_has_the_recipes() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["a feature", "an optimizer"])
+def test_what_is_one_folder_edits_no_file(name: str) -> None:
+    assert len({Path(path).parent for path, _ in new_files(RECIPES[name])}) == 1
+    assert not _EDIT.findall(RECIPES[name])
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in _LONG)) for name in RECIPES]
 )

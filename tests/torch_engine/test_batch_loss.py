@@ -17,13 +17,13 @@ from samecurve import Mean
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.errors import SamecurveError
+from samecurve.features.whole_batch import batch_loss_step
+from samecurve.features.whole_batch.gathered_features import FeatureTable, Layout
 from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step import batch_loss
-from samecurve.torch_engine.step.gathered_features import FeatureTable, Layout
 from tiny import MACHINE
 from worlds import Pool
 
@@ -119,7 +119,7 @@ class InRanksOrder(FeatureTable):
 
 def test_rows_in_the_ranks_order_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each row's gradient then goes to another sample."""
-    monkeypatch.setattr(batch_loss, "FeatureTable", InRanksOrder)
+    monkeypatch.setattr(batch_loss_step, "FeatureTable", InRanksOrder)
     faulty = trained(Alone(), tmp_path, with_layout(config_of("Contrastive"), "dp", 2))
     expected = plain_loop("Contrastive")
     assert np.abs(np.subtract(faulty.losses, expected.losses)).max() > 1e-3

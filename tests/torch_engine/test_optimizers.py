@@ -20,11 +20,11 @@ from samecurve.core.events import REQUESTS
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
+from samecurve.features.optimizers.adamw8bit.torch_optimizer import levels, quantized
+from samecurve.features.optimizers.muon.torch_optimizer import orthogonal
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import cast_weights
-from samecurve.torch_engine.optimizers.adamw_8bit import levels, quantized
-from samecurve.torch_engine.optimizers.muon import orthogonal
 from samecurve.torch_engine.optimizers.optimizer import HostCopyParam, hidden_matrices
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
@@ -304,7 +304,7 @@ class Faulty:
 def with_local_statistics(
     index: int, group: Any, function: Callable[..., Any], *arguments: Any
 ) -> Any:
-    from samecurve.torch_engine.optimizers import adamw_8bit
+    from samecurve.features.optimizers.adamw8bit import torch_optimizer as adamw_8bit
     from samecurve.torch_engine.strategies.base import Strategy as Single
     from samecurve.torch_engine.strategies.fsdp import FSDP
 

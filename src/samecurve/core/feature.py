@@ -61,6 +61,10 @@ class Feature(Generic[Fields, Value]):
     said: reasons that the banner of a run shows, each with the words before it
     tabled: reasons that only the table of `samecurve plan` shows
     changes_results: False for what only watches a run
+    sees_whole_batch: whether the loss of a sample looks at the others of its step
+    goes_twice: why each microbatch goes forward twice, where a step has several accumulation steps;
+        '': it does not
+    precisions: those that bring the feature; a plan has no value of such a one
     facts: what it must know of a task and its model, a dataclass with defaults; a task brings the
         feature by facts that are no defaults
     libraries: modules that must be installed -> the extra that installs each
@@ -81,6 +85,9 @@ class Feature(Generic[Fields, Value]):
     said: ClassVar[Mapping[str, str]] = {}
     tabled: ClassVar[tuple[str, ...]] = ()
     changes_results: ClassVar[bool] = True
+    sees_whole_batch: ClassVar[bool] = False
+    goes_twice: ClassVar[str] = ""
+    precisions: ClassVar[tuple[Precision, ...]] = ()
     facts: ClassVar[type[Any]] = NoFacts
     libraries: ClassVar[Mapping[str, str]] = {}
     excludes: ClassVar[tuple[str, ...]] = ()

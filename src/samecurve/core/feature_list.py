@@ -3,7 +3,8 @@
 The kernel knows this list, and no name in it. `features/list.json`, which `make docs` writes, has
 the config's keys and the plan's key of each feature of ours. So a run imports the features that it
 has, and no others. A folder that the list lacks is found all the same, and so is what an installed
-package brings (entry points of the group `samecurve.features`).
+package brings (entry points of the group `samecurve.features`). The optimizers in
+`features/optimizers/` are listed in the same way.
 """
 
 import json
@@ -19,6 +20,7 @@ from samecurve.errors import UserError
 
 ENTRY_POINTS = "samecurve.features"  # the group under which an installed package names a feature
 _OURS = "samecurve.features."
+_OPTIMIZERS = "optimizers"  # the folder of the config's optimizers beside adamw and sgd
 _HOME = Path(__file__).parents[1] / "features"
 
 
@@ -38,6 +40,10 @@ class ListedFeature:
     said: Mapping[str, str] = field(default_factory=dict)
     tabled: Sequence[str] = ()  # reasons that only the table of `samecurve plan` shows
     changes_results: bool = True
+    sees_whole_batch: bool = False  # whether the loss of a sample looks at the others of its step
+    # why each microbatch goes forward twice, where a step has several accumulation steps
+    goes_twice: str = ""
+    precisions: Sequence[str] = ()  # those that bring the feature
     # what the feature must know of a task and its model: key -> if it is not so
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -83,7 +89,11 @@ def _with_tuples(value: Any) -> Any:
 
 
 def _folders() -> list[str]:
-    return [folder.name for folder in _HOME.iterdir() if (folder / "__init__.py").is_file()]
+    return [
+        folder.name
+        for folder in _HOME.iterdir()
+        if (folder / "__init__.py").is_file() and folder.name != _OPTIMIZERS
+    ]
 
 
 def _in_order(rows: Iterable[ListedFeature]) -> tuple[ListedFeature, ...]:
@@ -130,6 +140,36 @@ def wanted(config: Any, brought: Iterable[str]) -> list[ListedFeature]:
     brought: names of those that the task brings
     """
     return rows_of({*brought, *(row.name for row in config.named_features)})
+
+
+def sees_whole_batch(names: Iterable[str]) -> bool:
+    """Whether the loss of a sample looks at the others of its step. names: of a run's features"""
+    return any(row.sees_whole_batch for row in rows_of(names))
+
+
+def why_twice(names: Iterable[str]) -> str:
+    """Why each microbatch goes forward twice, where a step has several accumulation steps; '': it
+    does not. names: of a run's features
+    """
+    return next((row.goes_twice for row in rows_of(names) if row.goes_twice), "")
+
+
+@cache
+def listed_optimizers() -> tuple[str, ...]:
+    """The names of the config's optimizers beside adamw and sgd, in their order."""
+    return tuple(sorted(file.parent.name for file in _HOME.glob(f"{_OPTIMIZERS}/*/__init__.py")))
+
+
+def spec_of(optimizer: str) -> Any:
+    """The OptimizerSpec (core/optimizer_spec.py), which is imported. None: adamw or sgd."""
+    if optimizer not in listed_optimizers():
+        return None
+    return import_module(f"{_OURS}{_OPTIMIZERS}.{optimizer}").SPEC
+
+
+def features_of(precision: str) -> list[str]:
+    """The names of the features that a precision brings."""
+    return [row.name for row in listed() if precision in row.precisions]
 
 
 def fact_keys() -> set[str]:
@@ -206,5 +246,8 @@ def _row_of(place: str) -> ListedFeature:
         said=feature.said,
         tabled=feature.tabled,
         changes_results=feature.changes_results,
+        sees_whole_batch=feature.sees_whole_batch,
+        goes_twice=feature.goes_twice,
+        precisions=feature.precisions,
         facts={fact.name: fact.default for fact in fields(feature.facts)},
     )

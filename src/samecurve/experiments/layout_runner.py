@@ -16,6 +16,7 @@ import numpy as np
 from samecurve.checkpoint.format import load
 from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
+from samecurve.core.feature_list import spec_of
 from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import CLIP_EPSILON
@@ -228,12 +229,13 @@ class LayoutRunner:
     def first_gradient(self, run: Run, norm: float | None) -> dict[str, np.ndarray]:
         """The first step's gradient before clipping, from the optimizer's first moment.
 
-        The first moment is (1 - beta) x clipped gradient (adamw, muon), or the clipped gradient
-        itself (sgd).
+        The first moment is (1 - beta) x clipped gradient (adamw), or the clipped gradient itself
+        (sgd).
         """
         arrays, optimizer = load(run.checkpoints / name_of(1)).arrays, self.config.optimizer
         shares = {"exp_avg": 1 - optimizer.betas[0], "momentum_buffer": 1.0}
-        if optimizer.name == "muon":
+        spec = spec_of(optimizer.name)
+        if spec and spec.newest_share_is_rest:
             shares["momentum_buffer"] -= optimizer.momentum
         clipping = 1.0
         if optimizer.clip and norm:

@@ -6,6 +6,7 @@ A step consists of computation, the update, and communication that computation d
 from dataclasses import dataclass
 
 from samecurve.core.config.sections import Config
+from samecurve.core.feature_list import why_twice
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import ASSUMED_MFU
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
@@ -120,7 +121,7 @@ def step_cost(
 
 def _round_time(plan: Plan, forward: float) -> _RoundTime:
     """The seconds of a microbatch on one device. forward: seconds of its forward pass."""
-    goes_twice = plan.whole_batch and plan.batch.accumulation_steps > 1
+    goes_twice = plan.batch.accumulation_steps > 1 and why_twice(plan.features)
     return _RoundTime(
         forward,
         recompute=_share_run_again(plan) * forward,

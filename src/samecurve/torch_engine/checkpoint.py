@@ -86,9 +86,7 @@ def named_entries(
 
 def _numbers_to_save(state: State) -> Iterator[tuple[str, torch.Tensor]]:
     """The saved numbers that belong to no array of the model, by name."""
-    if state.scale is not None:
-        yield "loop/scale", state.scale.value
-        yield "loop/scale_streak", state.scale.streak
+    yield from state.numbers.items()
     yield from state.optimizer.shared_state()
     for name, group in state.late.items():
         yield f"{LATE}{name}", torch.tensor(group)
@@ -229,7 +227,9 @@ def restore(setup: EngineSetup, state: State, saved: Checkpoint) -> None:
     entries = dict(named_entries(setup, state))
     shared = {name for name, _ in state.optimizer.shared_state()}
     averages = {name for name in (*entries, *saved.arrays) if name.startswith(AVERAGE)}
-    optional = {"loop/scale", "loop/scale_streak", "optimizer/step", *shared, *averages}
+    loop = {name for name in (*entries, *saved.arrays) if name.startswith("loop/")}
+    numbers = {name for name in loop if not name.startswith(LATE)}
+    optional = {"optimizer/step", *shared, *averages, *numbers}
     check_fit(saved, {name: entry.shape for name, entry in entries.items()}, optional)
     if state.base_digest is not None:
         from samecurve.torch_engine.model.frozen_base import check_same_base

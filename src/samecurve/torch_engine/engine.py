@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
-from samecurve.core.feature_list import hooks_of
+from samecurve.core.feature_list import features_of, hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -47,14 +47,14 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 from samecurve.torch_engine.split_check.split_check import SplitCheck
 from samecurve.torch_engine.step.precision import (
-    LossScale,
     as_weights,
     autocast_for,
     set_deterministic,
 )
 from samecurve.torch_engine.step.setup import EngineSetup, State
-from samecurve.torch_engine.step.step_assembly import Step, make_training_step
+from samecurve.torch_engine.step.step_assembly import make_training_step
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
+from samecurve.torch_engine.step.training_step import Step
 from samecurve.torch_engine.strategies import make_strategy
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class TorchEngine:
     devices: those of this process
     own_sharded: shard models by strategies/sharded, not by torch's FSDP2
 
-    step: one optimizer step: TrainingStep.run (step/training_step.py), or, in a task with phases,
-        StepsInTurn.run. init() and restore() put it together for their state.
+    step: one optimizer step: TrainingStep.run (step/training_step.py), or several in turn. init()
+        and restore() put it together for their state.
     """
 
     step: Step
@@ -105,7 +105,8 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        self._add_features({**plan.features, **task.brings})
+        always = dict.fromkeys(features_of(plan.compute.precision))
+        self._add_features({**always, **plan.features, **task.brings})
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)
         KEYED_FUNCTIONS.acquire()
@@ -240,7 +241,6 @@ class TorchEngine:
             model,
             trained,
             optimizer,
-            LossScale(self.device) if self.plan.compute.precision == "f16" else None,
             unbounded=frozenset(
                 name for name, buffer in model.named_buffers() if not buffer.isfinite().all()
             ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,16 +14,13 @@ from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.step_metrics import tree_sum
 from samecurve.torch_engine.step.training_step import to_device
 
-if TYPE_CHECKING:
-    from samecurve.torch_engine.step.gathered_features import Features, Part
-
 
 class MicroBatchSums(NamedTuple):
     """The sums of one microbatch."""
 
     floats: torch.Tensor  # in a row
     counts: torch.Tensor  # in a row, int64
-    features: "Features"  # on the host; none, where the loss is the microbatch's own
+    measured: list[Any]  # by each feature that measures
 
 
 @torch.no_grad()
@@ -42,9 +39,10 @@ def evaluate(
     num_floats, num_counts = size(specs, integer=False), size(specs, integer=True)
     floats = torch.zeros(num_rows, num_floats, dtype=torch.float64, device=setup.device)
     counts = torch.zeros(num_counts, dtype=torch.int64, device=setup.device)
-    parts: list[Part] = []
+    measuring = [hooks for hooks in setup.features.values() if hooks.measures]
+    measured: list[tuple[int, list[Any]]] = []
     evaluate_one = partial(
-        _evaluate_microbatch, setup, specs=specs, progress=progress, samples=samples
+        _evaluate_microbatch, setup, specs=specs, progress=progress, measuring=measuring
     )
     for microbatches in (each for staged in rounds for each in staged):
         jobs = [partial(evaluate_one, *numbered) for numbered in enumerate(microbatches)]
@@ -53,19 +51,14 @@ def evaluate(
             if microbatch is not None and added is not None:
                 floats[microbatch.number if by_tree else 0] += added.floats
                 counts += added.counts
-                parts.append((_first_sample(setup, microbatch), added.features))
-    if setup.plan.whole_batch:
-        from samecurve.torch_engine.step.batch_evaluation import add_batch_losses
-
-        add_batch_losses(setup, parts, specs, floats, progress=progress, samples=samples)
+                measured.append((microbatch.number, added.measured))
+    for index, hooks in enumerate(measuring):
+        own = [(number, values[index]) for number, values in measured]
+        hooks.add_measured(own, specs, floats, progress=progress, samples=samples)
     floats = tree_sum(setup.comm.all_reduce(floats)())
     if len(counts):
         counts = setup.comm.all_reduce(counts)()
     return unpack_sums(specs, floats.cpu().numpy(), counts.cpu().numpy())
-
-
-def _first_sample(setup: EngineSetup, microbatch: MicroBatch) -> int:
-    return microbatch.number * setup.plan.batch.micro_batch_size
 
 
 def _evaluate_microbatch(
@@ -75,17 +68,16 @@ def _evaluate_microbatch(
     *,
     specs: SumSpecs,
     progress: Progress,
-    samples: int,
+    measuring: Sequence[Any],
 ) -> MicroBatchSums | None:
-    """None: nothing is to be added."""
+    """None: nothing is to be added. measuring: the hooks of features that measure"""
     if microbatch is None:
         return None
     device, task = setup.devices[device_index], setup.task
-    whole_batch = setup.plan.whole_batch
 
-    def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], "Features"]:
+    def measure(model: Any, arrays: Arrays) -> tuple[Mapping[str, Any], list[Any]]:
         sums = task.evaluate(model, arrays, progress)
-        return sums, task.features(model, arrays, progress) if whole_batch else {}
+        return sums, [hooks.measure(model, arrays, progress) for hooks in measuring]
 
     with (
         torch.no_grad(),
@@ -94,7 +86,7 @@ def _evaluate_microbatch(
         autocast_for(setup.plan.compute.precision, device),
     ):
         arrays = to_device(microbatch.arrays, device)
-        sums, features = setup.strategy.call(device_index, measure, arrays)
+        sums, measured = setup.strategy.call(device_index, measure, arrays)
     if not microbatch.real:
         return None
     rows: dict[bool, list[torch.Tensor]] = {False: [], True: []}  # of integers
@@ -104,13 +96,6 @@ def _evaluate_microbatch(
         check_shape(name, value.shape, spec)
         rows[spec.integer].append(value.to(setup.device).reshape(-1))
     empty = torch.zeros(0, dtype=torch.int64, device=setup.device)
-    if whole_batch:
-        from samecurve.torch_engine.step.gathered_features import check_rows
-
-        left = samples - _first_sample(setup, microbatch)
-        check_rows(features, min(setup.plan.batch.micro_batch_size, left))
     return MicroBatchSums(
-        torch.cat(rows[False] or [empty]),
-        torch.cat(rows[True] or [empty]),
-        {name: feature.cpu() for name, feature in features.items()},
+        torch.cat(rows[False] or [empty]), torch.cat(rows[True] or [empty]), measured
     )

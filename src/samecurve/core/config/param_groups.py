@@ -8,13 +8,19 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from samecurve.core.config.section import Section
+from samecurve.core.feature_list import listed_optimizers
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
+
+if TYPE_CHECKING:
+    OptimizerOfGroup = str
+else:
+    OptimizerOfGroup = Literal[("adamw", *listed_optimizers())]
 
 Patterns = Mapping[str, Sequence[str]]  # patterns of parameter names, by phase
 _KEY = "optimizer.groups"
@@ -30,7 +36,7 @@ class ParamGroup(Section):
     """times the step's learning rate; 1 if not given"""
     weight_decay: NonNegativeFloat | None = None
     """instead of optimizer.weight_decay, for vectors too"""
-    optimizer: Literal["muon", "adamw"] | None = None
+    optimizer: OptimizerOfGroup | None = None
     """with optimizer.name muon: which of the two updates these; by their place in the model if not
     given"""
     freeze: bool = False
@@ -90,7 +96,7 @@ class ParamRules:
             decay = group.weight_decay
         return ParamRule(scale, decay, group.freeze)
 
-    def optimizer_of(self, name: str) -> Literal["muon", "adamw"] | None:
+    def optimizer_of(self, name: str) -> str | None:
         """The optimizer that a group names; None: no group does."""
         number = self._number(name)
         return None if number is None else self._groups[number].optimizer

@@ -34,12 +34,15 @@ from samecurve.core.config.section import (
     Size,
 )
 from samecurve.core.config.train_section import Train
+from samecurve.core.feature_list import listed_optimizers, spec_of
 from samecurve.core.strategies import STRATEGY_NAMES, strategy_help
 
 if TYPE_CHECKING:
     StrategyChoice = str
+    OptimizerName = str
 else:
     StrategyChoice = Literal[("auto", *STRATEGY_NAMES)]  # read from the rows of core/strategies.py
+    OptimizerName = Literal[("adamw", "sgd", *listed_optimizers())]
 
 
 class Batch(Section):
@@ -71,7 +74,7 @@ class Batch(Section):
 class Optimizer(Section):
     """How the weights move. Weight decay reaches matrices only (not norms and biases)."""
 
-    name: Literal["adamw", "sgd", "adafactor", "muon", "adamw8bit"] = "adamw"
+    name: OptimizerName = "adamw"
     lr: PositiveFloat = 3e-4
     """peak learning rate, before schedule.scale_lr; adafactor: a share of each parameter's root
     mean square, its authors' is 0.01"""
@@ -92,19 +95,25 @@ class Optimizer(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _momentum_of_muon(cls, values: Any) -> Any:
-        """Give muon its authors' momentum where the config gives none."""
-        if isinstance(values, dict) and str(values.get("name")).lower() == "muon":
-            return {"momentum": 0.95, **values}
-        return values
+    def _defaults_of_its_own(cls, values: Any) -> Any:
+        """Values that the optimizer's authors take, where the config gives none."""
+        spec = spec_of(str(values.get("name")).lower()) if isinstance(values, dict) else None
+        return {**spec.defaults, **values} if spec else values
 
     @model_validator(mode="after")
-    def _groups_of_muon(self) -> "Optimizer":
-        for group in self.groups:
-            if group.optimizer is not None and self.name != "muon":
+    def _groups_may_choose(self) -> "Optimizer":
+        chosen = [group for group in self.groups if group.optimizer is not None]
+        if not chosen:
+            return self
+        spec = spec_of(self.name)
+        own = ("adamw", self.name) if spec and spec.takes_groups else ()
+        for group in chosen:
+            if group.optimizer not in own:
+                names = [name for name in listed_optimizers() if spec_of(name).takes_groups]
+                wanted = group.optimizer if group.optimizer in names else " or ".join(names)
                 raise ValueError(
                     f"groups: {group.match!r} has optimizer {group.optimizer}, which is for"
-                    f" optimizer.name muon, not {self.name}: leave it out"
+                    f" optimizer.name {wanted}, not {self.name}: leave it out"
                 )
         return self
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from samecurve.core.feature_list import listed_optimizers, spec_of
 from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Fit, FitCheck, Layout
@@ -273,7 +274,9 @@ def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
     is_adamw = section.name == "adamw" and not way.facts.updates.user_optimizer
     if way.spec.engine != "torch" or not is_adamw or not way.facts.model.arrays:
         return
-    for name in ("adamw8bit", "adafactor"):
+    specs = [spec_of(name) for name in listed_optimizers()]
+    smaller = sorted((spec.instead_of_adamw, spec.name) for spec in specs if spec.instead_of_adamw)
+    for _, name in smaller:
         other = section.with_values(name=name)
         yield replace(
             way,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from samecurve.core.config.sections import Batch, Config, Optimizer
 from samecurve.core.config.train_section import EXACT_DEVICES
+from samecurve.core.feature_list import listed_optimizers, spec_of, why_twice
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.core.planning.facts import Facts
@@ -53,8 +54,8 @@ def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
         micro = _microbatch(config, num_devices)
         work = facts.flops_per_sample * micro
         is_cut = micro < (config.batch.samples or 1)
-        if is_cut and "whole_batch" in facts.features:
-            return None, "batch_loss() would compute the features of each microbatch twice"
+        if is_cut and (why := why_twice(facts.features)):
+            return None, why
         if work >= least or not is_cut:
             return exact_on(config, num_devices), ""
     return None, (
@@ -187,9 +188,10 @@ def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> N
     """NotExactError: this optimizer's arithmetic follows the shards of a parameter."""
     cause = why_not_sharded(section, facts) if layout.shards > 1 else ""
     if cause:
+        others = [name for name in listed_optimizers() if not spec_of(name).why_not_sharded]
         raise NotExactError(
             f"train.exact under {layout.strategy}: {cause}",
-            "optimizer.name adamw, sgd, muon or adamw8bit; or --strategy ddp",
+            f"optimizer.name adamw, sgd, {' or '.join(others)}; or --strategy ddp",
             "task" if facts.updates.user_optimizer else "optimizer.name",
         )
 
@@ -202,9 +204,8 @@ def why_not_sharded(section: Optimizer, facts: Facts) -> str:
             f"{own.name} of {own.by} would update parts of arrays, and torch's kernels may round"
             " the ends of a part in another way than the same numbers of a whole array"
         )
-    if section.name == "adafactor":
-        return "adafactor adds up the squares of a column shard by shard"
-    return ""
+    spec = spec_of(section.name)
+    return spec.why_not_sharded if spec else ""
 
 
 def choose_exact_batch(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from samecurve.core.config.section import Recompute
 from samecurve.core.config.sections import Config
+from samecurve.core.feature_list import why_twice
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.facts import Facts
@@ -39,11 +40,11 @@ def host_copies(host: HostBlocks, facts: Facts, recompute: Recompute, rounds: in
     """Each block is copied once for its forward and once for its backward pass.
 
     A part of a block that runs again as a whole is copied for that, too: its other parts take the
-    buffers before the backward pass comes to it. A loss over the whole batch goes forward twice.
+    buffers before the backward pass comes to it. Some features go forward twice.
 
     rounds: accumulation steps
     """
-    forward = 2 if "whole_batch" in facts.features and rounds > 1 else 1
+    forward = 2 if rounds > 1 and why_twice(facts.features) else 1
     is_part = host.of > facts.blocks
     backward = 2 if recompute != "none" and is_part else 1
     return HostCopies(forward * host.bytes, backward * host.bytes)

@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from samecurve.core.config.section import MOST_STEPS, MetricGoal
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.step_arithmetic import nominal_weight
-from samecurve.core.feature_list import listed, listed_and_installed, listed_with, rows_of
+from samecurve.core.feature_list import (
+    listed,
+    listed_and_installed,
+    listed_with,
+    rows_of,
+    sees_whole_batch,
+)
 from samecurve.core.planning.batch import BatchSplit
 from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.facts import DataFacts
@@ -204,7 +210,7 @@ class Plan:
     @property
     def whole_batch(self) -> bool:
         """Whether the loss is one of the whole batch's features."""
-        return "whole_batch" in self.features
+        return bool(self.features) and sees_whole_batch(self.features)
 
     @property
     def compiles_blocks(self) -> bool:

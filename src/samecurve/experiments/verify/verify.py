@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
+from samecurve.core.feature_list import spec_of
 from samecurve.core.planning.exact import why_not_sharded
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
@@ -137,10 +138,10 @@ def _tolerance(config: Config) -> float:
             "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
             "--dtype",
         )
-    if config.optimizer.name == "adamw8bit" and config.train.precision != "f64":
+    spec = spec_of(config.optimizer.name)
+    if spec and spec.why_f64 and config.train.precision != "f64":
         raise UserError(
-            "verify compares adamw8bit in f64: its moments are quantized, and a rounding error of"
-            f" {config.train.precision} may change a moment by a whole quantization step",
+            f"verify compares {spec.name} in f64: {spec.why_f64}",
             "--dtype f64, or leave --dtype out; --bits compares any to the last bit",
             "--dtype",
         )

@@ -1,5 +1,5 @@
 """Several updates in turn within a step, each with a loss and parameters of its own: a line of the
-plan. torch_engine/step/phases.py makes such steps.
+plan, and such a step in engine torch.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,12 @@ class PhaseFacts:
 
 
 class Phases(Feature[Section, None]):
-    """The feature. A task brings it."""
+    """The feature. A task brings it, with the patterns of its parameters."""
 
     order = 600
     facts = PhaseFacts
     said = {"phases": "phases "}
+    hooks = ("torch",)
 
     def decide(self, planned: Planned) -> Decision[None]:
         phases = self.facts_of(planned.facts).phases

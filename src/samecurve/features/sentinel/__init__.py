@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.feature import Feature, Planned
+from samecurve.core.feature_list import sees_whole_batch
 from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
@@ -84,10 +85,9 @@ class Sentinel(Feature[SentinelFields, SentinelRule]):
 
 def _check_alone(config: Config, facts: Facts) -> None:
     """UserError: a microbatch's loss can't be computed without the others."""
-    if "whole_batch" in facts.features or (config.train.norm_sync and facts.coupled):
-        what = (
-            "the loss looks at" if "whole_batch" in facts.features else "synchronised norms look at"
-        )
+    whole_batch = sees_whole_batch(facts.features)
+    if whole_batch or (config.train.norm_sync and facts.coupled):
+        what = "the loss looks at" if whole_batch else "synchronised norms look at"
         raise UserError(
             f"train.sentinel computes one microbatch again by itself, and {what} the whole batch",
             "leave train.sentinel out",

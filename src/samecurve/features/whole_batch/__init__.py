@@ -1,6 +1,6 @@
 """A loss over the whole batch: batch_loss() of the features of all samples of a step.
 
-torch_engine/step/batch_loss.py and jax_engine/batch_loss.py compute it.
+batch_loss_step.py and jax_engine/batch_loss.py compute it.
 """
 
 from dataclasses import dataclass
@@ -31,6 +31,9 @@ class WholeBatch(Feature[Section, bool]):
     plan_off = False
     is_in_each_plan = True
     said = {"loss": "loss "}
+    sees_whole_batch = True
+    goes_twice = "batch_loss() would compute the features of each microbatch twice"
+    hooks = ("torch",)
 
     def decide(self, planned: Planned) -> Decision[bool | None]:
         split = planned.split

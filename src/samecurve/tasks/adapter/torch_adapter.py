@@ -53,7 +53,10 @@ class TorchAdapter(EngineAdapter):
     @property
     def brings(self) -> Mapping[str, Any]:
         """The features that the class brings, with what their hooks take."""
-        return {"after_step": self._call_after_step} if self.methods.after_step else {}
+        found: dict[str, Any] = {"phases": self.phases} if self.phases else {}
+        if self.methods.after_step:
+            found["after_step"] = self._call_after_step
+        return found
 
     def describe_model(self) -> Mapping[str, Any]:
         from samecurve.tasks.adapter.torch_facts import describe_model

@@ -16,11 +16,11 @@ from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import START
 from samecurve.core.split_check import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
+from samecurve.features.whole_batch.gathered_features import Features, check_rows
 from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
-from samecurve.torch_engine.step.gathered_features import Features, check_rows
 from samecurve.torch_engine.step.precision import as_weights
 
 # parameters at most, of a model that is tried on two samples: a second or so

@@ -1,1 +1,1 @@
-"""The config's optimizers beside adamw and sgd: their updates look at more than one number."""
+"""The optimizers of engine torch: adamw, sgd, a task's own, and what the config's others share."""

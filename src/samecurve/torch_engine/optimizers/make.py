@@ -2,9 +2,8 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from importlib import import_module
-from typing import Any
 
+from samecurve.core.feature_list import spec_of
 from samecurve.torch_engine.optimizers.optimizer import (
     BuiltInOptimizer,
     JoinedOptimizers,
@@ -12,13 +11,6 @@ from samecurve.torch_engine.optimizers.optimizer import (
     OptimizerUpdate,
 )
 from samecurve.torch_engine.step.setup import EngineSetup, Update
-
-# name -> module:class, imported when it is used; adamw and sgd are BuiltInOptimizer
-OPTIMIZERS: Mapping[str, str] = {
-    "adafactor": "adafactor:Adafactor",
-    "adamw8bit": "adamw_8bit:AdamW8bit",
-    "muon": "muon:Muon",
-}
 
 
 def make_updates(
@@ -28,7 +20,7 @@ def make_updates(
 
     hidden: names of the matrices of hidden layers.
 
-    UserError: a parameter belongs to no phase of the task, or to two.
+    UserError: a feature divides the parameters, and can't.
     """
     make = setup.task.optimizer
 
@@ -39,14 +31,12 @@ def make_updates(
 
         return UserOptimizer(partial(make, phase=phase), setup.optimizer, params)
 
-    patterns = setup.task.phases
-    if not patterns:
-        optimizer = make_optimizer(trained, "")
-        return [Update(trained, optimizer, make_optimizer)], optimizer
-    from samecurve.torch_engine.step.phases import PhasedOptimizer, updates_by_phase
-
-    updates = updates_by_phase(patterns, trained, make_optimizer)
-    return updates, PhasedOptimizer(updates)
+    for hooks in setup.features.values():
+        if updates := hooks.updates(trained, make_optimizer):
+            by_name = {param.name: one.optimizer for one in updates for param in one.trained}
+            return updates, OptimizersByName(by_name)
+    optimizer = make_optimizer(trained, "")
+    return [Update(trained, optimizer, make_optimizer)], optimizer
 
 
 def _from_config(
@@ -59,10 +49,10 @@ def _from_config(
     """
     fields = setup.optimizer
     built_in = _built_in(setup)
-    if fields.name not in OPTIMIZERS:
+    spec = spec_of(fields.name)
+    if spec is None:
         return built_in(fields, trained, phase)
-    module, _, class_name = OPTIMIZERS[fields.name].partition(":")
-    kind: Any = getattr(import_module(f"{__package__}.{module}"), class_name)
+    kind = spec.torch_class()
     own = kind.chosen(fields, trained, hidden)
     ids = set(map(id, own))
     others = [param for param in trained if id(param) not in ids]

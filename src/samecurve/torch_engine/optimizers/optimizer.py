@@ -1,7 +1,7 @@
 """The parameters that an optimizer is given, as it sees them: real numbers, this process's part of
 them. The update of a step, and what of an optimizer's state a checkpoint holds; adamw and sgd.
 
-The config's others: optimizers/. A task's own: user_optimizer.py.
+The config's others: features/optimizers/. A task's own: user_optimizer.py.
 """
 
 import sys

@@ -17,7 +17,7 @@ For each update phase of a step it tries, in this order, until something is wron
 9. one device: a few samples under a sharded strategy, and with whole weights.
 10. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
    at the last of those steps.
-11. batch_loss(): the loss of the whole batch's features, which every device computes by itself.
+11. what features check: batch_loss(), which every device computes by itself.
 
 trials.py computes the losses, judge.py compares them and shares the error between ranks, and
 diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
@@ -135,12 +135,11 @@ class SplitCheck:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        if not error and plan.whole_batch:
-            from samecurve.torch_engine.split_check.batch_loss_check import batch_loss_error
-
-            each = [self._first_step, *steps]
-            error = self._judge.shared(batch_loss_error(self._setup, self._trials, each))
-            repeats = error is None  # devices would differ, however the batch is divided
+        for hooks in self._setup.features.values():
+            if hooks.checks_split and not error:
+                found = hooks.split_error(self._trials, [self._first_step, *steps])
+                error = self._judge.shared(found)
+                repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)
 
     # --- whole, again, in parts, far

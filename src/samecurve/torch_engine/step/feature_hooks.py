@@ -1,13 +1,20 @@
 """The base class of what a feature does in the steps of engine torch (core/feature.py)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from samecurve.torch_engine.step.setup import EngineSetup, State
-from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.core.evaluation import SumSpecs
+from samecurve.core.protocols import Arrays, Progress
+from samecurve.errors import UserError
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.step.setup import EngineSetup, MakeOptimizer, State, Update
+from samecurve.torch_engine.step.training_step import Step, TrainingStep
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.split_check.trials import Trials
 
 
 class TorchHooks:
@@ -15,9 +22,15 @@ class TorchHooks:
 
     value: what the plan has of the feature
     changes_products: whether the products of layers are others than their weights' formats say
+    step_class: the class of a step, in the place of TrainingStep
+    measures: whether evaluations call measure() and add_measured()
+    checks_split: whether the split check calls split_error()
     """
 
     changes_products: ClassVar[bool] = False
+    step_class: ClassVar[type[TrainingStep] | None] = None
+    measures: ClassVar[bool] = False
+    checks_split: ClassVar[bool] = False
 
     def __init__(self, setup: EngineSetup, value: Any) -> None:
         self.setup, self.value = setup, value
@@ -28,6 +41,13 @@ class TorchHooks:
     def wrap_blocks(self, model: nn.Module) -> None:
         """Replace forward() of a model's blocks, once its layers are prepared."""
 
+    def updates(
+        self, trained: Sequence[OptimizerParam], make_optimizer: MakeOptimizer
+    ) -> list[Update]:
+        """The updates of a step, in turn. Empty: there is one of all trained parameters."""
+        del trained, make_optimizer
+        return []
+
     def begin(self, state: State) -> None:
         """Add to a state that has been made, and whose arrays may have no values yet."""
 
@@ -35,3 +55,32 @@ class TorchHooks:
         """Add hooks to the lists of the training step; to those of each update, if a step has
         several.
         """
+
+    def joined(self, steps: Sequence[TrainingStep]) -> Step | None:
+        """The one step that the steps of several updates make. None: another feature's."""
+        del steps
+        return None
+
+    def measure(self, model: Any, arrays: Arrays, progress: Progress) -> Any:
+        """What is measured of a held-out microbatch beside the task's sums, on its device."""
+
+    def add_measured(
+        self,
+        measured: Sequence[tuple[int, Any]],
+        specs: SumSpecs,
+        floats: torch.Tensor,
+        *,
+        progress: Progress,
+        samples: int,
+    ) -> None:
+        """Add to the sums of an evaluation; all ranks call it together.
+
+        measured: of this process's microbatches, the number and what measure() has given
+        floats: [rows, sums], float64: a row for each microbatch, or one row
+        samples: of the evaluation, over all ranks
+        """
+
+    def split_error(self, trials: "Trials", steps: Sequence[int]) -> UserError | None:
+        """What would differ on other devices, at these steps; None: nothing."""
+        del trials, steps
+        return None

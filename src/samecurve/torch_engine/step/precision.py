@@ -1,5 +1,5 @@
-"""Number formats: weights in f32 (or f64), mixed precisions by autocast, and for f16 a scale of the
-loss that all ranks share; and whether kernels give the same bits each time.
+"""Number formats: weights in f32 (or f64), mixed precisions by autocast; and whether kernels give
+the same bits each time.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,14 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from samecurve.core.config.section import Precision
-from samecurve.core.determinism.step_arithmetic import next_loss_scale
 from samecurve.core.planning.plan import Plan
 
 Parameters = ParamSpec("Parameters")
 T = TypeVar("T")
 
 _TWO_BYTES = {"bf16": torch.bfloat16, "f16": torch.float16}
-_INITIAL_SCALE = 2.0**16
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
@@ -118,20 +116,3 @@ def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's ow
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = enabled
     torch.backends.cuda.enable_cudnn_sdp(not enabled)  # its backward has no deterministic form
-
-
-class LossScale:
-    """The factor on an f16 loss: halved after a gradient that is not finite, doubled after many
-    that are.
-
-    The scale follows only from numbers that every rank has alike, so it stays the same on all.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.value = torch.tensor(_INITIAL_SCALE, dtype=torch.float64, device=device)
-        self.streak = torch.zeros((), dtype=torch.float64, device=device)
-
-    def update(self, *, finite: torch.Tensor | bool) -> None:
-        """Follow step_arithmetic.next_loss_scale()."""
-        finite = torch.as_tensor(finite)
-        self.value, self.streak = next_loss_scale(self.value, self.streak, finite, torch.where)

@@ -19,7 +19,6 @@ from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, Optimize
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
-from samecurve.torch_engine.step.precision import LossScale
 from samecurve.torch_engine.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -103,12 +102,13 @@ class State:
     model: nn.Module  # bare, with weights and gradients of this process's first device
     trained: list[OptimizerParam]
     optimizer: OptimizerUpdate  # of all updates
-    scale: LossScale | None = None  # of the loss, in f16
     unbounded: frozenset[str] = frozenset()  # buffers with infinities from the start (a mask)
     updates: Sequence[Update] = ()  # of a step, one after the other
     # of what is frozen, where checkpoints leave it out (frozen_base.py); [32] uint8
     base_digest: torch.Tensor | None = None
     average: Average | None = None
+    # numbers that features keep, by a checkpoint's name, which begins with loop/
+    numbers: dict[str, torch.Tensor] = field(default_factory=dict)
     step: int = 0  # how many steps were done when this process began
     # by name, the parameters that the first step did not use (optimizers/late_params.py)
     late: Mapping[str, int] = field(default_factory=dict)

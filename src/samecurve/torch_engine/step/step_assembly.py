@@ -2,44 +2,32 @@
 hooks that only some runs need.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
 
-from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.optimizers.optimizer import HostCopyParam
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State
-from samecurve.torch_engine.step.training_step import TrainingStep
-
-# The training step of a run: one update, or several in turn. It is given the state, the batch, the
-# learning rate and this rank's requests; it changes the state in place, and returns it.
-Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, PendingMetrics]]
+from samecurve.torch_engine.step.training_step import Step, TrainingStep
 
 
 def make_training_step(setup: EngineSetup, state: State) -> Step:
     """The step of this process."""
-    kind = TrainingStep
-    if setup.plan.whole_batch:
-        from samecurve.torch_engine.step.batch_loss import BatchLossStep
-
-        kind = BatchLossStep
-    steps = [kind(setup, state, update) for update in state.updates]
+    features = setup.features.values()
+    kinds = [hooks.step_class for hooks in features if hooks.step_class] or [TrainingStep]
+    steps: list[TrainingStep] = [kinds[0](setup, state, update) for update in state.updates]
     for step in steps:
         _move_host_copies_back(step)
         _watch_first_steps(step)
         _time_forward(step)
     _check_held_tensors(steps[-1])
-    for step in steps:
-        _scale_loss(step)
-    for hooks in setup.features.values():
+    for hooks in features:
         hooks.add_to(steps)
     for step in steps:
         _watch(step)
     if len(steps) == 1:
         return steps[0].run
-    from samecurve.torch_engine.step.phases import StepsInTurn
-
-    return StepsInTurn(steps).run
+    joined: Step = next(filter(None, (hooks.joined(steps) for hooks in features)))
+    return joined
 
 
 def _move_host_copies_back(step: TrainingStep) -> None:
@@ -78,15 +66,6 @@ def _check_held_tensors(step: TrainingStep) -> None:
     """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
     task, strategy = step.setup.task, step.setup.strategy
     step.first_steps.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
-
-
-def _scale_loss(step: TrainingStep) -> None:
-    """In f16, set the loss scale before each step and adapt it after each update."""
-    scale = step.state.scale
-    if scale is None:
-        return
-    step.before_step.append(lambda _batch: step.set_loss_scale(scale.value))
-    step.after_update.append(lambda _step, finite: scale.update(finite=finite))
 
 
 def _watch(step: TrainingStep) -> None:

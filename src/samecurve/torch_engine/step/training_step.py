@@ -37,6 +37,9 @@ from samecurve.torch_engine.step.step_metrics import (
 )
 
 Finite = torch.Tensor | bool
+# The training step of a run: one update, or several in turn. It is given the state, the batch, the
+# learning rate and this rank's requests; it changes the state in place, and returns it.
+Step = Callable[[State, Batch[list[Round]], float, Sequence[int]], tuple[State, PendingMetrics]]
 
 
 class TrainingStep:

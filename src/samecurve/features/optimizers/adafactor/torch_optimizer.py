@@ -51,7 +51,7 @@ class _Pace:
     is_taken: torch.Tensor  # 1, or 0 where the step is left out
 
 
-class Adafactor(ConfigOptimizer):
+class TorchOptimizer(ConfigOptimizer):
     def __init__(
         self, setup: EngineSetup, trained: Sequence[OptimizerParam], phase: str = ""
     ) -> None:

@@ -7,36 +7,36 @@ of other phases is computed and dropped.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from samecurve.core.config.param_groups import Patterns, names_by_phase
 from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics
-from samecurve.torch_engine.optimizers.optimizer import (
-    JoinedOptimizers,
-    OptimizerParam,
-    OptimizerUpdate,
-)
+from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.setup import MakeOptimizer, State, Update
-from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.torch_engine.step.training_step import Step, TrainingStep
 
 
-def updates_by_phase(
-    patterns: Patterns, trained: Sequence[OptimizerParam], make_optimizer: MakeOptimizer
-) -> list[Update]:
-    """The updates of a step in the task's order.
+class Hooks(TorchHooks):
+    """Makes an update of each phase, in the task's order, and one step of them."""
 
-    patterns: of parameters' names, by phase.
+    value: Patterns  # of parameters' names, by phase
 
-    UserError: a parameter belongs to no phase, or to two.
-    """
-    by_phase = names_by_phase([param.name for param in trained], patterns)
-    updates = []
-    for number, (phase, names) in enumerate(by_phase.items()):
-        params = [param for param in trained if param.name in names]
-        optimizer = make_optimizer(params, phase)
-        updates.append(Update(params, optimizer, make_optimizer, phase, number))
-    return updates
+    def updates(
+        self, trained: Sequence[OptimizerParam], make_optimizer: MakeOptimizer
+    ) -> list[Update]:
+        """UserError: a parameter belongs to no phase, or to two."""
+        by_phase = names_by_phase([param.name for param in trained], self.value)
+        updates = []
+        for number, (phase, names) in enumerate(by_phase.items()):
+            params = [param for param in trained if param.name in names]
+            optimizer = make_optimizer(params, phase)
+            updates.append(Update(params, optimizer, make_optimizer, phase, number))
+        return updates
+
+    def joined(self, steps: Sequence[TrainingStep]) -> Step:
+        return StepsInTurn(steps).run
 
 
 class StepsInTurn:
@@ -52,20 +52,6 @@ class StepsInTurn:
         for step in self._steps:
             state, queued[step.update.phase] = step.run(state, batch, lr, requests)
         return state, PhasedMetrics(queued)
-
-
-class PhasedOptimizer(JoinedOptimizers):
-    """The optimizers of all phases, as a checkpoint sees them."""
-
-    def __init__(self, updates: Sequence[Update]) -> None:
-        self._updates = updates
-        self._by_name = {one.name: update for update in updates for one in update.trained}
-
-    def each(self) -> Iterable[OptimizerUpdate]:
-        return (update.optimizer for update in self._updates)
-
-    def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
-        return self._by_name[param.name].optimizer
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.planning.optimizer import block_size
+from samecurve.features.optimizers.adamw8bit import block_size
 from samecurve.torch_engine.optimizers.optimizer import (
     ConfigOptimizer,
     Member,
@@ -45,7 +45,7 @@ class _Member(Member):
     second: Quantized
 
 
-class AdamW8bit(ConfigOptimizer):
+class TorchOptimizer(ConfigOptimizer):
     def __init__(
         self, setup: EngineSetup, trained: Sequence[OptimizerParam], phase: str = ""
     ) -> None:

@@ -9,8 +9,13 @@ from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.evaluation import SumSpecs
 from samecurve.core.protocols import Progress
+from samecurve.features.whole_batch.gathered_features import (
+    Features,
+    FeatureTable,
+    Part,
+    check_rows,
+)
 from samecurve.torch_engine.randomness.microbatch_context import seed_host
-from samecurve.torch_engine.step.gathered_features import FeatureTable, Part
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 
@@ -19,7 +24,7 @@ _LOSS = ("loss.sum", "loss.weight")  # among a task's sums, zeros where it is a 
 
 def add_batch_losses(
     setup: EngineSetup,
-    parts: Sequence[Part],
+    measured: Sequence[tuple[int, Features]],
     specs: SumSpecs,
     floats: torch.Tensor,
     *,
@@ -29,9 +34,16 @@ def add_batch_losses(
     """The loss of each global batch of held-out samples in turn, the last one short; ranks take
     turns.
 
-    parts: this process's samples
+    measured: by number of the microbatch, of those that this process has
     floats: [rows, sums], to which it is added
+
+    UserError: features() gives another number of rows than there are samples.
     """
+    parts, size = [], setup.plan.batch.micro_batch_size
+    for number, features in measured:
+        first = number * size
+        check_rows(features, min(size, samples - first))
+        parts.append((first, features))
     table = FeatureTable(setup.comm, setup.device)
     columns = _columns(specs)
     batches = split_batch(samples, setup.plan.batch.global_batch_size)

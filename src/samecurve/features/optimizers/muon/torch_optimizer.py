@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.planning.optimizer import muon_names
+from samecurve.features.optimizers.muon import muon_names
 from samecurve.torch_engine.optimizers.optimizer import (
     ConfigOptimizer,
     Member,
@@ -44,7 +44,7 @@ class _Member(Member):
         return self.param.view.ndim == 3 and is_sharded(self.param.parameter)
 
 
-class Muon(ConfigOptimizer):
+class TorchOptimizer(ConfigOptimizer):
     is_counted = False
 
     def __init__(

@@ -22,8 +22,13 @@ from samecurve.core.determinism.microbatches import accumulation_steps
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
+from samecurve.features.whole_batch.gathered_features import (
+    Features,
+    FeatureTable,
+    Part,
+    check_rows,
+)
 from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches, seed_host
-from samecurve.torch_engine.step.gathered_features import Features, FeatureTable, Part, check_rows
 from samecurve.torch_engine.step.precision import autocast_for, in_precision, keeps_copies
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import StepTotals
