@@ -28,8 +28,16 @@ JOIN = timedelta(minutes=30)
 # CPU devices of a process that will train on several numbers of devices: making more later throws
 # away all that was compiled
 _SPARE = 8
-# which code shards models: "own" for strategies/sharded, otherwise torch's FSDP2
+# which code shards models: "own" for strategies/sharded; unset: torch's FSDP2
 _SHARDED = "SAMECURVE_SHARDED"
+
+
+def _is_own_sharded() -> bool:
+    """UserError: the environment names no such code."""
+    chosen = os.environ.get(_SHARDED, "")
+    if chosen not in {"", "own"}:
+        raise UserError(f"{_SHARDED} is {chosen!r}", "own, or unset it", "devices.strategy")
+    return bool(chosen)
 
 
 @dataclass(frozen=True)
@@ -118,7 +126,7 @@ def _torch_session(
     from samecurve.torch_engine.engine import TorchEngine
     from samecurve.torch_engine.process_group import Comm
 
-    own_sharded = os.environ.get(_SHARDED) == "own"
+    own_sharded = _is_own_sharded()
 
     def make_engine(task: Task, optimizer: Optimizer) -> Engine:
         return TorchEngine(task, plan, optimizer, Comm(group), devices, own_sharded=own_sharded)
