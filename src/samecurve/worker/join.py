@@ -16,6 +16,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.core.system.cache import cache_home
+from samecurve.errors import UserError
 
 if TYPE_CHECKING:
     import torch
