@@ -31,6 +31,7 @@ from samecurve.report.steps import Steps
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.optimizers.late_params import LateOptimizer, set_late
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.step_metrics import NamedMeans
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
@@ -480,6 +481,20 @@ def test_each_phase_draws_numbers_of_its_own() -> None:
     of_steps_and_phases = user.task.drawn[-2 * STEPS :]
     firsts = {float(drawn[0, 0]) for drawn in of_steps_and_phases}
     assert len(firsts) == 2 * STEPS
+
+
+def test_a_checkpoint_sees_the_optimizer_that_a_phase_gets_later() -> None:
+    """A phase gets another optimizer where its loss leaves a parameter out."""
+    engine, _ = engine_and_feed(config_of("Adversarial", optimizer=ADVERSARIAL))
+    state = engine.init()
+    unused = state.updates[1].trained[0]
+    set_late(state, {unused.name: 0}, state.updates)
+    optimizers = [update.optimizer for update in state.updates]
+    assert isinstance(optimizers[1], LateOptimizer)
+    for update, optimizer in zip(state.updates, optimizers, strict=True):
+        for param in update.trained:
+            whole, own = state.optimizer.state_of(param), optimizer.state_of(param)
+            assert {id(tensor) for tensor in whole.values()} == {*map(id, own.values())}
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,7 @@ def make_updates(
 
     for hooks in setup.features.values():
         if updates := hooks.updates(trained, make_optimizer):
-            by_name = {param.name: one.optimizer for one in updates for param in one.trained}
-            return updates, OptimizersByName(by_name)
+            return updates, OptimizerOfUpdates(updates)
     optimizer = make_optimizer(trained, "")
     return [Update(trained, optimizer, make_optimizer)], optimizer
 
@@ -85,3 +84,19 @@ class OptimizersByName(JoinedOptimizers):
 
     def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
         return self._by_name[param.name]
+
+
+class OptimizerOfUpdates(JoinedOptimizers):
+    """The optimizers of several updates, as they are when they are asked for: an update may get
+    another one (late_params.py).
+    """
+
+    def __init__(self, updates: Sequence[Update]) -> None:
+        self._updates = updates
+        self._by_name = {param.name: update for update in updates for param in update.trained}
+
+    def each(self) -> Iterable[OptimizerUpdate]:
+        return (update.optimizer for update in self._updates)
+
+    def optimizer_of(self, param: OptimizerParam) -> OptimizerUpdate:
+        return self._by_name[param.name].optimizer
