@@ -58,8 +58,8 @@ class Feature(Generic[Fields, Value]):
     value: the type of what decide() gives; a number, a text, or a frozen dataclass of such
     plan_key, plan_off: the key in plan.json, and its value where the feature is off
     is_in_each_plan: whether plan.json has the key where the feature is off
-    said: reasons that the banner of a run shows, each with the words before it
-    tabled: reasons that only the table of `samecurve plan` shows
+    banner: reasons that the banner of a run shows, each with the words before it
+    table_only: reasons that only the table of `samecurve plan` shows
     changes_results: False for what only watches a run
     sees_whole_batch: whether the loss of a sample looks at the others of its step
     goes_twice: why each microbatch goes forward twice, where a step has several accumulation steps;
@@ -82,8 +82,8 @@ class Feature(Generic[Fields, Value]):
     plan_key: ClassVar[str] = ""  # '': the feature's name
     plan_off: ClassVar[Any] = None
     is_in_each_plan: ClassVar[bool] = False
-    said: ClassVar[Mapping[str, str]] = {}
-    tabled: ClassVar[tuple[str, ...]] = ()
+    banner: ClassVar[Mapping[str, str]] = {}
+    table_only: ClassVar[tuple[str, ...]] = ()
     changes_results: ClassVar[bool] = True
     sees_whole_batch: ClassVar[bool] = False
     goes_twice: ClassVar[str] = ""

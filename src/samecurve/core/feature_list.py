@@ -37,8 +37,8 @@ class ListedFeature:
     plan_off: Any = None  # the value of that key in a plan that has no such feature
     is_in_each_plan: bool = False  # whether such plans have the key
     # reasons that the banner shows -> the words before each
-    said: Mapping[str, str] = field(default_factory=dict)
-    tabled: Sequence[str] = ()  # reasons that only the table of `samecurve plan` shows
+    banner: Mapping[str, str] = field(default_factory=dict)
+    table_only: Sequence[str] = ()  # reasons that only the table of `samecurve plan` shows
     changes_results: bool = True
     sees_whole_batch: bool = False  # whether the loss of a sample looks at the others of its step
     # why each microbatch goes forward twice, where a step has several accumulation steps
@@ -243,8 +243,8 @@ def _row_of(place: str) -> ListedFeature:
         plan_key=feature.plan_key or place.rpartition(".")[2],
         plan_off=feature.plan_off,
         is_in_each_plan=feature.is_in_each_plan,
-        said=feature.said,
-        tabled=feature.tabled,
+        banner=feature.banner,
+        table_only=feature.table_only,
         changes_results=feature.changes_results,
         sees_whole_batch=feature.sees_whole_batch,
         goes_twice=feature.goes_twice,

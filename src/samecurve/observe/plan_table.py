@@ -23,9 +23,9 @@ def table(
     """
     reasons = plan.reasons
     decided = [[name, f"{value}: {reasons[name]}"] for name, value in decisions(plan).items()]
-    tabled = [name for row in listed_with(plan.features) for name in row.tabled]
+    table_only = [name for row in listed_with(plan.features) for name in row.table_only]
     decided += [
-        [name, reasons[name]] for name in ("coupled", "dropout", *tabled) if name in reasons
+        [name, reasons[name]] for name in ("coupled", "dropout", *table_only) if name in reasons
     ]
     memory = [[term.name, show_bytes(term.bytes), term.formula] for term in plan.memory]
     lines = [

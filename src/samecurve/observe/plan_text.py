@@ -52,7 +52,7 @@ def _said(plan: Plan) -> list[str]:
     """A line for each decision that only some plans have."""
     places = dict(_SAID)
     for row in listed_with(plan.features):
-        places |= {name: (row.order, label) for name, label in row.said.items()}
+        places |= {name: (row.order, label) for name, label in row.banner.items()}
     in_order = sorted(places.items(), key=lambda item: item[1])
     found = [(name, label) for name, (_, label) in in_order if name in plan.reasons]
     return [f"       {label}{plan.reasons[name]}" for name, label in found]

@@ -24,7 +24,7 @@ class AfterStep(Feature[Section, None]):
 
     order = 700
     facts = AfterStepFacts
-    said = {"after_step": ""}
+    banner = {"after_step": ""}
     hooks = ("torch",)
 
     def decide(self, planned: Planned) -> Decision[None]:

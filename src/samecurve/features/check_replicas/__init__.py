@@ -29,7 +29,7 @@ class CheckReplicas(Feature[CheckReplicasFields, int]):
     plan_key = "every.check_replicas"
     plan_off = 0
     is_in_each_plan = True
-    said = {"replicas": "replicas: "}
+    banner = {"replicas": "replicas: "}
     changes_results = False
     hooks = ("torch", "jax", "loop")
 

@@ -26,7 +26,7 @@ class Compile(Feature[CompileFields, bool]):
     value = bool
     plan_off = False
     is_in_each_plan = True
-    tabled = ("compile",)
+    table_only = ("compile",)
     compiles_blocks = True
     excludes = ("devices.offload_frozen",)
     hooks = ("torch",)

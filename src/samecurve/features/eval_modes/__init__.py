@@ -22,7 +22,7 @@ class EvalModes(Feature[Section, None]):
     """The feature. A model brings it."""
 
     facts = ModeFacts
-    tabled = ("modes",)
+    table_only = ("modes",)
 
     def decide(self, planned: Planned) -> Decision[None]:
         facts, modes = self.facts_of(planned.facts), []

@@ -27,7 +27,7 @@ class Float8(Feature[Float8Fields, bool]):
     value = bool
     plan_off = False
     is_in_each_plan = True
-    tabled = ("float8",)
+    table_only = ("float8",)
     libraries = {"torchao": "fp8"}
     excludes = ("devices.offload_frozen",)
     hooks = ("torch",)

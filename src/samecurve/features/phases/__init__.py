@@ -21,7 +21,7 @@ class Phases(Feature[Section, None]):
 
     order = 600
     facts = PhaseFacts
-    said = {"phases": "phases "}
+    banner = {"phases": "phases "}
     hooks = ("torch",)
 
     def decide(self, planned: Planned) -> Decision[None]:

@@ -46,7 +46,7 @@ class Sentinel(Feature[SentinelFields, SentinelRule]):
     order = 300
     fields = SentinelFields
     value = SentinelRule
-    said = {"sentinel": "sentinel: "}
+    banner = {"sentinel": "sentinel: "}
     changes_results = False
     hooks = ("torch", "jax")
 

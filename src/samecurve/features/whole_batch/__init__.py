@@ -30,7 +30,7 @@ class WholeBatch(Feature[Section, bool]):
     value = bool
     plan_off = False
     is_in_each_plan = True
-    said = {"loss": "loss "}
+    banner = {"loss": "loss "}
     sees_whole_batch = True
     goes_twice = "batch_loss() would compute the features of each microbatch twice"
     hooks = ("torch",)
