@@ -29,16 +29,16 @@ JOIN = timedelta(minutes=30)
 # CPU devices of a process that will train on several numbers of devices: making more later throws
 # away all that was compiled
 _SPARE = 8
-# which code shards models: "own" for strategies/sharded; unset: torch's FSDP2
+# which code shards models: "own" for strategies/sharded; "fsdp2", or unset: torch's
 _SHARDED = "SAMECURVE_SHARDED"
 
 
 def _is_own_sharded() -> bool:
     """UserError: the environment names no such code."""
-    chosen = os.environ.get(_SHARDED, "")
-    if chosen not in {"", "own"}:
-        raise UserError(f"{_SHARDED} is {chosen!r}", "own, or unset it", "devices.strategy")
-    return bool(chosen)
+    chosen = os.environ.get(_SHARDED, "fsdp2")
+    if chosen not in {"fsdp2", "own"}:
+        raise UserError(f"{_SHARDED} is {chosen!r}", "own, or fsdp2", "devices.strategy")
+    return chosen == "own"
 
 
 @dataclass(frozen=True)

@@ -298,7 +298,8 @@ def _explain_unknown_key(key: Key, document: Document, fields: TaskSections) -> 
 
 def _known(section: Key, fields: TaskSections, rows: tuple[ListedFeature, ...]) -> list[str]:
     """The keys that a section of the config takes; empty if it is none."""
-    at: type[BaseModel] = config_class(DEFAULT_TASK, fields, rows)
+    within = tuple(row for row in rows if row.defaults.keys() & set(section))  # others stay out
+    at: type[BaseModel] = config_class(DEFAULT_TASK, fields, rows, within)
     for part in section:
         if isinstance(part, int):
             continue
