@@ -102,6 +102,8 @@ def test_ranks_together_see_the_order(world: int, accumulate: int) -> None:
     shares = [list(feed(world, device, accumulate=accumulate)) for device in range(world)]
     for step in range(9):
         assert [i for share in shares for i in ids(share[step][1])] == expected[step]
+        # a rank without a sample computes nothing
+        assert all(bool(share[step][1].rounds) == bool(ids(share[step][1])) for share in shares)
         assert all(share[step][1].samples == len(expected[step]) for share in shares)
 
 
@@ -171,7 +173,8 @@ def test_rows_that_follow_the_epoch_are_read_for_that_of_their_step(
     for step, batch in feed(world, 0, start=start, source=source):
         microbatches = [one for one_round in batch.rounds for one in one_round if one]
         epochs = {int(epoch) for one in microbatches for epoch in one.arrays["epoch"]}
-        assert not microbatches or epochs == {order.position(step).epoch}, step
+        assert microbatches or world > 1  # a rank may have no sample of an epoch's short last step
+        assert epochs <= {order.position(step).epoch}, step
     assert start or max(source.reads) > 10 // world + 1  # of several steps
     held_out = [one for staged in feed(1, 0, start=start).evaluation() for (one,) in staged if one]
     assert {int(epoch) for one in held_out for epoch in one.arrays["epoch"]} == {0}

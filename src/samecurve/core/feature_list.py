@@ -72,9 +72,9 @@ class ListedFeature:
 def listed() -> tuple[ListedFeature, ...]:
     """The features of this package."""
     known = _with_tuples(json.loads((_HOME / "list.json").read_text()))
-    rows = []
+    rows, keys = [], {key.name for key in fields(ListedFeature)}
     for name in _folders():
-        if name in known:
+        if name in known and known[name].keys() <= keys:  # else the list is older: `make docs`
             rows.append(ListedFeature(name=name, place=_OURS + name, **known[name]))
         else:
             rows.append(_row_of(_OURS + name))
