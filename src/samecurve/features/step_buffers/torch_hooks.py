@@ -39,7 +39,7 @@ class StepBuffers:
     """
 
     def __init__(self, setup: EngineSetup, names: AbstractSet[str]) -> None:
-        if setup.plan.compute.recompute != "none":
+        if setup.plan.reruns_blocks:
             raise UserError(
                 f"buffer {first_and_count(sorted(names))} moves in each forward pass, and blocks"
                 " that are computed again would move it twice",

@@ -183,8 +183,8 @@ class Trials:
             vars(self).update(before)
 
     def can_widen(self) -> bool:
-        layout = self._plan.layout
-        as_they_are = layout.shards == 1 and not layout.offload_frozen
+        is_moved = any(hooks.moves_weights for hooks in self._setup.features.values())
+        as_they_are = self._plan.layout.shards == 1 and not is_moved
         as_they_are = as_they_are and not _changes_products(self._setup)
         return as_they_are and self.is_small()
 
