@@ -18,6 +18,7 @@ of the step's lists. step_assembly.py fills the lists.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -55,6 +56,8 @@ class TrainingStep:
         `finite` is false.
     """
 
+    _forwards: ClassVar[int] = 1  # of a microbatch, in one update
+
     def __init__(self, setup: EngineSetup, state: State, update: Update) -> None:
         plan = setup.plan
         self.setup, self.plan, self.task, self.comm = setup, plan, setup.task, setup.comm
@@ -69,6 +72,7 @@ class TrainingStep:
         self.after_reduction: list[Callable[[], bool | None]] = []
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(setup.strategy.train, plan, setup.device)
+        self._reads_rows_again = self._forwards * len(state.updates) > 1
         self.set_loss_scale(1.0)
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
@@ -161,10 +165,15 @@ class TrainingStep:
         return self.train_model(device_index, self.task.losses, arrays, progress, phase)
 
     def arrays_on(self, device_index: int, microbatch: MicroBatch) -> Arrays:
-        """The arrays of a microbatch on their device."""
+        """The arrays of a microbatch on their device.
+
+        A task's code may write into them. So they are copies where a step reads them again.
+        """
         device = self.devices[device_index]
         if device.type == "cpu":
-            return microbatch.arrays
+            if not self._reads_rows_again:
+                return microbatch.arrays
+            return {name: tensor.clone() for name, tensor in microbatch.arrays.items()}
         return to_device(microbatch.arrays, device)
 
     def backward(self, device_index: int, loss_sum: torch.Tensor, *, real: bool) -> None:
