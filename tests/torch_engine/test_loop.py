@@ -271,9 +271,24 @@ def test_it_follows_through_a_resume(taught: Any, pool: Pool, tmp_path: Path) ->
     np.testing.assert_allclose(of_steps(events, "loss"), taught[0], rtol=1e-12)
 
 
-def test_after_step_draws_nothing() -> None:
-    with pytest.raises(UserError, match="draws random numbers, which each rank would draw"):
-        run_steps(*engine_and_feed(config_of("Restless")))
+def test_what_after_step_draws_is_the_same_on_any_devices_and_after_a_resume(
+    pool: Pool, tmp_path: Path
+) -> None:
+    one, ddp, fsdp = (
+        of_steps(trained(pool, tmp_path / layout, "Restless", layout), "loss")
+        for layout in ("single", "ddp:3", "fsdp:2")
+    )
+    calm = of_steps(trained(pool, tmp_path / "calm", "Momentum", "single"), "loss")
+    assert max(map(abs, np.subtract(one, calm))) > 1e-3
+    trained(pool, tmp_path / "moved", "Restless", "ddp:2", stop_at=4)
+    moved = of_steps(trained(pool, tmp_path / "moved", "Restless", "fsdp:2", resume=4), "loss")
+    for other in (ddp, fsdp, moved):
+        np.testing.assert_allclose(other, one, rtol=1e-12)
+
+
+def test_after_step_does_not_draw_from_a_generator_of_the_task() -> None:
+    with pytest.raises(UserError, match=r"draws from task.noise, which no checkpoint holds"):
+        run_steps(*engine_and_feed(config_of("Seeded")))
 
 
 @pytest.mark.parametrize(
