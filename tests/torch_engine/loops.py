@@ -57,6 +57,20 @@ class Forgetful(Annealed):
     fault = True
 
 
+class Clipped(Annealed):
+    """Clips its weights once in a while, in place or through `.data`."""
+
+    def __init__(self, data: Any) -> None:
+        self.at, self.by_data = data["at"], data["by_data"]
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        if step == self.at:
+            with torch.no_grad():
+                weight = model[2].weight.data if self.by_data else model[2].weight
+                weight.clamp_(-0.01, 0.01)
+        return super().loss(model, batch, step, epoch)
+
+
 class Predictor(nn.Module):
     def __init__(self) -> None:
         super().__init__()

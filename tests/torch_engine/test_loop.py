@@ -4,6 +4,7 @@ in float64, with torch alone.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -309,6 +310,20 @@ def test_what_a_task_keeps_beside_its_model_is_neither_learnt_nor_changed(
         return
     with pytest.raises(UserError, match=says):
         run_steps(engine, feed)
+
+
+@pytest.mark.parametrize(("at", "by_data"), [(4, False), (3, True)])
+def test_a_loss_that_writes_into_a_weight_is_told_at_that_step(*, at: int, by_data: bool) -> None:
+    """In any step where it is written in place; `.data` leaves its trace in the bits alone, which
+    are looked at in steps 1, 2, 4, 8 and so on.
+    """
+    engine, feed = engine_and_feed(config_of("Clipped", data={"at": at, "by_data": by_data}))
+    state, batches = engine.init(), iter(feed)
+    for _, batch in islice(batches, at):
+        engine.step(state, batch, 0.1, [0] * len(REQUESTS))
+    _, batch = next(batches)
+    with pytest.raises(UserError, match=r"loops\.py:\d+: the loss changes the weight 2\.weight"):
+        engine.step(state, batch, 0.1, [0] * len(REQUESTS))
 
 
 def test_it_is_not_called_after_an_update_that_is_left_out() -> None:
