@@ -51,7 +51,7 @@ def test_exact_is_refused_where_the_row_does_not_name_the_tree() -> None:
     ddp = next(row for row in strategies_of("torch") if row.name == "ddp")
     fields = {"strategy": "late", "num_devices": 2, "devices": ()}
     spec = replace(ddp, reducers=("collective",))
-    new: Any = SimpleNamespace(spec=spec, offload=False, **fields)
+    new: Any = SimpleNamespace(spec=spec, **fields)
     with pytest.raises(UserError, match="strategy late can't add along the step's tree"):
         check_exact_layout(new, is_auto=False)
     new.spec = ddp

@@ -43,6 +43,8 @@ class ListedFeature:
     sees_whole_batch: bool = False  # whether the loss of a sample looks at the others of its step
     # why each microbatch goes forward twice, where a step has several accumulation steps
     goes_twice: str = ""
+    # with other values of its keys a device may hold less: its place among such; 0: not so
+    remedy_order: int = 0
     precisions: Sequence[str] = ()  # those that bring the feature
     # what the feature must know of a task and its model: key -> if it is not so
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +53,13 @@ class ListedFeature:
     def keys(self) -> list[str]:
         """The feature's keys of the config, dotted."""
         return [f"{self.section}.{key}" for key in self.defaults]
+
+    @property
+    def flags_off(self) -> str:
+        """What the user types to have the defaults of its keys."""
+        values = [json.dumps(value).removesuffix(".0") for value in self.defaults.values()]
+        pairs = zip(self.keys, values, strict=True)
+        return " ".join(f"--set {key}={value}" for key, value in pairs)
 
     def is_named(self, values: Mapping[str, Any]) -> bool:
         """Whether a value of the section is not the feature's default.
@@ -145,6 +154,11 @@ def wanted(config: Any, brought: Iterable[str]) -> list[ListedFeature]:
 def sees_whole_batch(names: Iterable[str]) -> bool:
     """Whether the loss of a sample looks at the others of its step. names: of a run's features"""
     return any(row.sees_whole_batch for row in rows_of(names))
+
+
+def saving_memory(rows: Iterable[ListedFeature]) -> list[ListedFeature]:
+    """Those with which a device may hold less, the one that costs least first."""
+    return sorted((row for row in rows if row.remedy_order), key=lambda row: row.remedy_order)
 
 
 def why_twice(names: Iterable[str]) -> str:
@@ -248,6 +262,7 @@ def _row_of(place: str) -> ListedFeature:
         changes_results=feature.changes_results,
         sees_whole_batch=feature.sees_whole_batch,
         goes_twice=feature.goes_twice,
+        remedy_order=feature.remedy_order,
         precisions=feature.precisions,
         facts={fact.name: fact.default for fact in fields(feature.facts)},
     )

@@ -192,7 +192,6 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         plan.layout.backend,
         plan.compute.precision,
         plan.compute.threads,
-        plan.compute.recompute,
         features,
         plan.compute.exact,
         config.optimizer.model_dump(mode="json"),

@@ -125,7 +125,7 @@ class LayoutRunner:
         balance = self._balance(layout)
         in_jax = layout.engine == "jax"  # which always compiles
         config = self.config.without_features(
-            lambda feature: feature.of_some_strategies or (in_jax and feature.compiles_blocks)
+            lambda feature: feature.follows_devices or (in_jax and feature.compiles_blocks)
         )
         return config.with_values(
             engine=layout.engine,

@@ -92,8 +92,8 @@ class JaxEngine:
 
     def _open_model(self) -> tuple[FlaxModel, InitialValue]:
         compute, seed = self.plan.compute, self.plan.fixed.seed
-        fused = any(hooks.fuses_attention for hooks in self.features.values())
-        return open_model(self.task, compute.precision, compute.recompute, seed, fused=fused)
+        prepare = [hooks.prepare for hooks in self.features.values()]
+        return open_model(self.task, compute.precision, seed, prepare)
 
     @cached_property
     def _setup(self) -> Setup:

@@ -11,7 +11,6 @@ from samecurve.units import counted, show_bytes
 # before its reason
 _SAID = {
     "auto_strategy": (0, "strategy "),
-    "offload": (100, "offload: "),
     "optimizer": (500, "optimizer "),
     "defaults": (510, ""),
 }

@@ -60,6 +60,7 @@ from samecurve.torch_engine.strategies import make_strategy
 if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
+    from samecurve.torch_engine.strategies.base import Materialize
 
 
 class TorchEngine:
@@ -224,13 +225,16 @@ class TorchEngine:
         KEYED_FUNCTIONS.break_graphs()  # building it may have imported torch.compile
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped
-        offload = builder.offload
-        on_host = offload.names if offload else ()
-        materializer = builder.first_values.materializer(model, self.device, is_given, on_host)
-        if offload is None:
-            self._strategy.distribute(models, materializer)
-        else:
-            offload.distribute(self._strategy, models, materializer, self.devices)
+        features = self.features.values()
+        on_host = [name for hooks in features for name in hooks.names_on_host]
+        materialize: Materialize = builder.first_values.materializer(
+            model, self.device, is_given, on_host
+        )
+        for hooks in features:
+            materialize = hooks.before_layout(materialize)
+        self._strategy.distribute(models, materialize)
+        for hooks in features:
+            hooks.after_layout()
         if coupling_layers(model) and not self.plan.compute.norm_sync:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
@@ -246,7 +250,7 @@ class TorchEngine:
             ),
             updates=updates,
         )
-        for hooks in self.features.values():
+        for hooks in features:
             hooks.begin(state)
         return state
 

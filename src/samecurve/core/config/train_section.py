@@ -9,7 +9,6 @@ from samecurve.core.config.section import (
     DurationOrMinutes,
     MetricGoal,
     Precision,
-    Recompute,
     Section,
 )
 
@@ -54,10 +53,6 @@ class Train(Section):
     """of the evaluation: by it one checkpoint is the best; loss, or one that the task gives"""
     best_mode: Literal["min", "max"] | None = None
     """whether less or more of best_metric is better; of loss: min"""
-    recompute: Recompute = "none"
-    """block: keep only each block's input and run it again in backward; selective: keep attention
-    and every second matrix product (engine jax: each), run the rest again; same results, less
-    memory"""
     norm_sync: bool = False
     """BatchNorm over the whole step's samples, on whatever devices they are"""
     allow_coupled: bool = False

@@ -36,10 +36,6 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     refusals.collect(check_engine_has, config.optimizer, config.engine)
     for row in config.named_features:
         refusals.collect(row.load().check, config, layout)
-    if config.devices.offload_frozen:
-        from samecurve.core.planning.frozen_offload import check_frozen_offload
-
-        refusals.collect(check_frozen_offload, config)
     refusals.raise_any()
     assert layout is not None, "else it was refused"
     return layout

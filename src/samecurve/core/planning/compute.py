@@ -6,7 +6,7 @@ What can't be computed so is refused; so is what would make the result depend on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Precision, Recompute
+from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
 from samecurve.core.planning import Decision, DecisionLog
@@ -25,7 +25,6 @@ class Compute:
 
     precision: Precision
     threads: int  # inside one device's operations
-    recompute: Recompute
     # microbatches are computed one by one, and their results are added along TreeSum's tree
     exact: bool = False
     norm_sync: bool = False  # BatchNorm over all samples of a step
@@ -68,7 +67,6 @@ def choose_compute(
     return Compute(
         precision=precision,
         threads=threads,
-        recompute=train.recompute,
         exact=train.is_exact,
         norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
@@ -136,15 +134,8 @@ def choose_threads(section: Devices, layout: Layout, machine: Machine) -> Decisi
     return Decision(max(1, cores // num_devices), {"threads": reason})
 
 
-def check_model_computes(train: Train, precision: Precision, facts: Facts) -> None:
-    """UserError: the model can't run blocks again, or not in this precision."""
-    if train.recompute != "none" and facts.blocks < 2:
-        raise UserError(
-            f"train.recompute {train.recompute}: the model has no repeated blocks that could"
-            " be run again",
-            "its layers in a ModuleList or Sequential, or leave it out",
-            "train.recompute",
-        )
+def check_model_computes(precision: Precision, facts: Facts) -> None:
+    """UserError: the model can't compute in this precision."""
     narrow_only = facts.quantized.narrow_only
     if narrow_only and precision not in {"bf16", "f16"}:
         raise UserError(
@@ -174,12 +165,6 @@ def check_coupled(
             )
         return
     layers = first_and_count(coupled)
-    if train.recompute != "none":
-        raise UserError(
-            f"{layers} would count its statistics twice where blocks are computed again",
-            "leave train.recompute out",
-            "train.recompute",
-        )
     others = [name for name in coupled if not name.startswith("BatchNorm")]
     is_whole, rounds = split.num_microbatches == 1, split.accumulation_steps
     if not others and train.norm_sync and (is_whole or rounds == 1):

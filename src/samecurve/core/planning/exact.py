@@ -149,13 +149,6 @@ def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
             "--strategy ddp (dp with engine jax), or --no-exact",
             "devices.strategy",
         )
-    if layout.offload:
-        raise NotExactError(
-            "train.exact: with devices.offload the host's CPU makes the updates, and it rounds in"
-            " another way than the devices",
-            "--no-exact, or leave devices.offload out",
-            "devices.offload",
-        )
     names = {device.name for device in layout.devices}
     if len(names) > 1:
         raise NotExactError(

@@ -57,7 +57,7 @@ def choose_gather(
         return _once(once, f"as asked; {how}, {need} of {usable} to use")
     if section.gather == "round":
         return Decision(by_round, {"gather": "as asked"})
-    if why := _why_by_round(once, capacity):
+    if why := _why_by_round(once, capacity, options):
         return Decision(by_round, {"gather": f"{how} {why}"})
     unknown = "" if once.is_known else ", activations not counted"
     return _once(once, f"{how} fit: {need} of {usable} to use{unknown}")
@@ -79,7 +79,7 @@ def _gathered_once(options: MemoryOptions, facts: Facts, by_round: StepMemory) -
 
 def _with_whole(terms: list[MemoryTerm], options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
     """The terms with all weights and gradients whole through a step's rounds."""
-    whole = {term.name: term for term in gathered_by_block(replace(options, reshard=False), facts)}
+    whole = {term.name: term for term in gathered_by_block(options, facts, reshard=False)}
     formula = f"{facts.trainable} x {options.itemsize} B: whole, added over the rounds of a step"
     summed = MemoryTerm("summed", facts.trainable * options.itemsize, formula)
     return [*(whole.get(term.name, term) for term in terms), summed]
@@ -94,10 +94,11 @@ def _once(once: StepMemory, why: str) -> Decision[StepMemory]:
     return Decision(once, reasons)
 
 
-def _why_by_round(once: StepMemory, capacity: Capacity) -> str:
+def _why_by_round(once: StepMemory, capacity: Capacity, options: MemoryOptions) -> str:
     """Why memory may not hold whole weights and gradients; empty: it holds them."""
-    if once.layout.offload:
-        return "are what devices.offload is to avoid"
+    for row in options.config.named_features:
+        if row.load().keeps_state_on_host:
+            return f"are what {row.keys[0]} is to avoid"
     if capacity.was_tried:
         return "were not there when the microbatch was tried"
     spare = _SPARE

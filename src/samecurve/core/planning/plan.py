@@ -37,8 +37,8 @@ if TYPE_CHECKING:  # imported by the features of a run alone
 # keys of plan.json and of the journal, in their order; those of later fields follow
 _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
-    steps samples eval_samples tokens_per_sample precision threads recompute norm_sync reshard
-    offload keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
+    steps samples eval_samples tokens_per_sample precision threads norm_sync reshard
+    keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
     reference because warnings fixed exact slot_times allow_coupled best
     test_samples
 """
@@ -216,6 +216,22 @@ class Plan:
     def compiles_blocks(self) -> bool:
         """Whether engine torch compiles the model's blocks."""
         return any(feature.compiles_blocks for feature, _ in self._features_on())
+
+    @cached_property
+    def reruns_blocks(self) -> bool:
+        """Whether blocks run again in backward."""
+        return any(feature.reruns_blocks for feature, _ in self._features_on())
+
+    @cached_property
+    def keeps_state_on_host(self) -> bool:
+        """Whether shards of weights, gradients and optimizer state lie in host memory."""
+        return any(feature.keeps_state_on_host for feature, _ in self._features_on())
+
+    @property
+    def rerun_share(self) -> float:
+        """The share of a forward pass that runs again in backward."""
+        engine = self.layout.engine
+        return sum(feature.rerun_share(value, engine) for feature, value in self._features_on())
 
     def bytes_sent(self, width: int) -> int:
         """Bytes of one number of a gradient as devices send it. width: as it is computed"""

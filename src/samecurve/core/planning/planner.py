@@ -10,7 +10,6 @@ from typing import Any
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Order
-from samecurve.core.feature_list import wanted
 from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
@@ -117,8 +116,8 @@ class _Planning:
         order = make_order(facts.data.samples, facts.data.buckets, split.global_batch_size, fixed)
         schedule = self._schedule(order)
         self._explain_training(layout, split, precision)
-        features = self._features(layout, split, precision.value)
-        self._explain_choices(step, options, threads)
+        features = self._features(layout, split, options)
+        self._explain_exact(split, layout, threads)
         self._warn(layout, split, step.terms, fixed)
         return Plan(
             layout=layout,
@@ -143,18 +142,18 @@ class _Planning:
         config = self.config
         devices = choose_devices(config.devices, config.engine, self.machine).value
         precision = choose_precision(config.train, config.engine, devices)
-        features = [row.load() for row in wanted(config, self.facts.features)]
-        return precision, memory_options(config, precision.value, devices[0].kind, features)
+        options = memory_options(
+            config, precision.value, devices[0].kind, brought=self.facts.features
+        )
+        return precision, options
 
     def _step(self, options: MemoryOptions, precision: Decision[Precision]) -> StepMemory:
         """The layout of a step, its microbatches and its memory."""
         facts, log, train = self.facts, self.log, self.config.train
         layout = log.take(self._layout(options, log.take(self._devices(options, precision))))
         check_same_run(self.fixed, facts.data.samples, facts.fingerprint, train.seed)
-        if options.offload_frozen:
-            from samecurve.core.planning.frozen_offload import check_frozen_offload
-
-            check_frozen_offload(self.config, facts)
+        for feature in options.features:
+            feature.check_model(self.config, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
         return self._memory(options, layout, self._split(layout, capacity), capacity)
 
@@ -203,7 +202,10 @@ class _Planning:
         fits = fits_on(options, self.facts, devices)
         strategy = choose_strategy(section, self.config.engine, devices, fits)
         norm_sync = train.norm_sync and bool(self.facts.coupled)
-        return choose_layout(section, train, strategy, devices, self.machine, norm_sync=norm_sync)
+        layout = choose_layout(section, train, strategy, devices, self.machine, norm_sync=norm_sync)
+        for feature in options.features:
+            feature.check(self.config, layout.value)
+        return layout
 
     def _split(self, layout: Layout, capacity: Capacity) -> BatchSplit:
         """The split by the devices' speeds, where the config asks for one."""
@@ -265,10 +267,11 @@ class _Planning:
         )
         return self.log.take(chosen)
 
-    def _features(self, layout: Layout, split: BatchSplit, precision: Precision) -> dict[str, Any]:
+    def _features(
+        self, layout: Layout, split: BatchSplit, options: MemoryOptions
+    ) -> dict[str, Any]:
         """What the run has of each feature that the config names or the task brings."""
-        rows = wanted(self.config, self.facts.features)
-        if not rows:
+        if not options.features:
             return {}
         from samecurve.core.feature import Planned
 
@@ -276,11 +279,13 @@ class _Planning:
             config=self.config,
             machine=self.machine,
             facts=self.facts,
-            precision=precision,
+            options=options,
             layout=layout,
             split=split,
         )
-        decided = {row.name: self.log.take(row.load().decide(planned)) for row in rows}
+        decided = {
+            feature.name: self.log.take(feature.decide(planned)) for feature in options.features
+        }
         return {name: value for name, value in decided.items() if value is not None}
 
     def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
@@ -318,16 +323,10 @@ class _Planning:
 
             check_exact_optimizer(config.optimizer, facts, layout)
         check_precision(log.take(precision), layout)
-        check_model_computes(train, precision.value, facts)
+        check_model_computes(precision.value, facts)
 
-    def _explain_choices(self, step: StepMemory, options: MemoryOptions, threads: int) -> None:
-        """Log how frozen weights are copied, and what the plan chose where train.exact is open."""
-        layout, split = step.layout, step.split
-        if options.offload_frozen:
-            from samecurve.core.planning.frozen_offload import choose_frozen_offload
-
-            decided = choose_frozen_offload(options, self.facts, layout, split, self.machine)
-            self.log.take(decided)
+    def _explain_exact(self, split: BatchSplit, layout: Layout, threads: int) -> None:
+        """Log what the plan chose where train.exact is open."""
         idle = ""
         if self.config.train.is_exact:
             from samecurve.core.planning.cpu_ranks import say_idle_cores

@@ -168,7 +168,7 @@ def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm 
         blocks = min(2, blocks)
     wider, kept = blocks * facts.block_params, "kept for backward"
     rounded = sum(prod(facts.model.arrays.get(name, ())) for name in facts.model.rounded)
-    if options.recompute != "none":
+    if options.rerun != "none":
         rounded, kept = 2 * facts.block_params, "of the largest block, with their gradient"
     formula = (
         f"{wider} gathered weights x {width - narrow} B more; {rounded} x {narrow} B: weights as"

@@ -208,7 +208,7 @@ def _left_out_settings(config: Config) -> list[str]:
             " has as many devices"
         )
     for feature in config.named_features:
-        if feature.load().of_some_strategies:
+        if feature.load().follows_devices:
             words = ", ".join(f"{key} {getattr(devices, key)}" for key in feature.defaults)
             lines.append(f"{words}: it changes results, and is off here")
     return lines

@@ -42,8 +42,6 @@ class Compile(Feature[CompileFields, bool]):
             )
 
     def decide(self, planned: Planned) -> Decision[bool | None]:
-        """UserError: as check()."""
-        self.check(planned.config, planned.layout)
         parts, blocks = "the model as a whole: it has no repeated blocks", planned.facts.blocks
         if blocks > 1:
             parts = f"{blocks} blocks, one program for all that are alike"

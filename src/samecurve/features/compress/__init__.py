@@ -32,6 +32,7 @@ class CompressedSums(Feature[CompressFields, str]):
     plan_off = "none"
     is_in_each_plan = True
     of_some_strategies = True
+    follows_devices = True
     hooks = ("sum",)
 
     def check(self, config: Config, layout: Layout | None) -> None:
@@ -54,8 +55,6 @@ class CompressedSums(Feature[CompressFields, str]):
             )
 
     def decide(self, planned: Planned) -> Decision[str | None]:
-        """UserError: as check()."""
-        self.check(planned.config, planned.layout)
         how = self.fields_of(planned.config).compress
         warning = (
             f"gradients are reduced as {how}: results change with it and with the number of devices"

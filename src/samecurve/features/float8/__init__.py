@@ -53,8 +53,7 @@ class Float8(Feature[Float8Fields, bool]):
                 raise UserError(f"{KEY}: {why}", remedy, KEY)
 
     def decide(self, planned: Planned) -> Decision[bool | None]:
-        """UserError: as check(), or the model has no layer to convert."""
-        self.check(planned.config, planned.layout)
+        """UserError: the model has no layer to convert."""
         if planned.facts.blocks < 2:
             why = "the model has no repeated blocks whose layers it could convert"
             raise UserError(f"{KEY}: {why}", "leave it out", KEY)

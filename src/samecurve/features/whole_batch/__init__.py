@@ -6,7 +6,7 @@ batch_loss_step.py and jax_engine/batch_loss.py compute it.
 from dataclasses import dataclass
 
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Config as Config
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
@@ -48,7 +48,7 @@ class WholeBatch(Feature[Section, bool]):
         return Decision(True, {"loss": reason})
 
     def memory_of_step(
-        self, _config: Config, options: MemoryOptions, facts: Facts, sizes: BatchSizes, _shards: int
+        self, options: MemoryOptions, facts: Facts, sizes: BatchSizes, _shards: int
     ) -> MemoryTerm | None:
         """The features of the batch; None: their size is not known."""
         each, samples = self.facts_of(facts).feature_bytes, sizes.global_batch_size

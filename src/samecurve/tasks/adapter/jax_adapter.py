@@ -170,7 +170,7 @@ class JaxAdapter(TaskAdapter):
         """The model with these weights, by a checkpoint's names, in eval mode."""
         train = self.config.train
         with jax.enable_x64(train.precision == "f64"):
-            opened, initial = open_model(self, train.precision, "none", train.seed)
+            opened, initial = open_model(self, train.precision, train.seed)
             check_weights(
                 {name: weights.shape(name) for name in weights},
                 {name: spec.shape for name, spec in opened.specs.items()},

@@ -133,7 +133,7 @@ class FSDP(Strategy):
         Modules come before those that they lie in.
         """
         offload: OffloadPolicy = OffloadPolicy()
-        if self._plan.layout.offload:
+        if self._plan.keeps_state_on_host:
             offload = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
         whole = set(_kept_whole(part))
         options: dict[str, Any] = {
