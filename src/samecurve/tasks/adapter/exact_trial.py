@@ -14,8 +14,8 @@ import torch
 from samecurve.core.config.sections import Config
 from samecurve.core.protocols import START
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.sample_work import MOST_OPERATIONS, emptied, total_of, without_values
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import can_be_tried, is_tried, kept, two_rows
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
@@ -23,7 +23,7 @@ from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
 
 
-def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
+def exact_hindrance(adapter: TaskAdapter, config: Config, params: int) -> str:
     """What an exact run would refuse in the first step; '': nothing, or it was not tried.
 
     params: the model's numbers
@@ -51,7 +51,7 @@ def exact_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
     return ""
 
 
-def _try_backward(adapter: EngineAdapter, config: Config, rows: Mapping[str, torch.Tensor]) -> None:
+def _try_backward(adapter: TaskAdapter, config: Config, rows: Mapping[str, torch.Tensor]) -> None:
     """UserError: gradients that can't be added along a tree."""
     model = adapter.model()
     freeze(model, config.optimizer.rules)
