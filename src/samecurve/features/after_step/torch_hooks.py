@@ -17,6 +17,7 @@ class Hooks(TorchHooks):
     """Adds the call to the last update of a step."""
 
     value: Callable[[nn.Module, int], None]  # the task's method
+    calls = "after_step"
 
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
         steps[-1].after_update.append(AfterStep(self.value, self.setup))
@@ -45,7 +46,7 @@ class AfterStep:
         held = HeldByTask(self._setup.task, strategy.models[0])
         generators, contents = GeneratorStates(self._setup.device), held.contents()
         strategy.change(self._function, step)
-        held.refuse_changed(contents)
+        held.refuse_changed(contents, Hooks.calls)
         if generators.moved():
             raise UserError(
                 "after_step() of the task draws random numbers, which each rank would draw for"
