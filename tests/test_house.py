@@ -26,7 +26,7 @@ MEMBERS_OF_A_TASK = 30  # beside those of features, and those for weights of oth
 KERNEL = ("core", "run", "launch", "worker", "torch_engine", "jax_engine")
 # names of features that the kernel has, in so many files, and why
 NAMED = {
-    "after_step": (1, "what the split check tells a user to write"),
+    "after_step": (4, "what a user is told to write, and where weights may change"),
     "compile": (1, "the key that a refused program comes from"),
     "early_stop": (2, "a message about a metric's name; a key of the results file"),
     "ema": (2, "the names of an average's arrays in a checkpoint"),

@@ -76,8 +76,8 @@ class Feature(Generic[Fields, Value]):
     to_go_on: what the user types to train on where it has ended a run
     goes_twice: why each microbatch goes forward twice, where a step has several accumulation steps;
         '': it does not
-    brought_by: a precision, or a finding of the split check, that brings the feature; a plan has
-        no value of such a one
+    brought_by: precisions, or findings of the split check, that bring the feature; a plan has no
+        value of such a one
     facts: what it must know of a task and its model, a dataclass with defaults; a task brings the
         feature by facts that are no defaults
     members: what a task's class may have for it: name -> how it is written, and what it is
@@ -107,7 +107,7 @@ class Feature(Generic[Fields, Value]):
     sees_whole_batch: ClassVar[bool] = False
     to_go_on: ClassVar[str] = ""
     goes_twice: ClassVar[str] = ""
-    brought_by: ClassVar[str] = ""
+    brought_by: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[type[Any]] = NoFacts
     members: ClassVar[Mapping[str, str]] = {}
     libraries: ClassVar[Mapping[str, str]] = {}

@@ -161,6 +161,9 @@ class _LateRequests(Sequence[int]):
     def __len__(self) -> int:
         return len(REQUESTS)
 
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._pending)
+
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload

@@ -35,7 +35,7 @@ _SHARDED = "SAMECURVE_SHARDED"
 
 def _is_own_sharded() -> bool:
     """UserError: the environment names no such code."""
-    chosen = os.environ.get(_SHARDED, "fsdp2")
+    chosen = os.environ.get(_SHARDED, "own")
     if chosen not in {"fsdp2", "own"}:
         raise UserError(f"{_SHARDED} is {chosen!r}", "own, or fsdp2", "devices.strategy")
     return chosen == "own"

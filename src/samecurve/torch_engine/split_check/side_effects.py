@@ -187,7 +187,7 @@ class GeneratorStates:
     def __init__(self, device: torch.device, held: Mapping[str, Any] | None = None) -> None:
         held = held or {}
         self.held = list(held.values())
-        self._access: dict[str, _Access] = {
+        self._access: dict[str, Access] = {
             "torch": (torch.get_rng_state, torch.set_rng_state),
             "numpy": (partial(np.random.get_state, legacy=False), np.random.set_state),
             "Python": (random.getstate, random.setstate),
@@ -197,7 +197,7 @@ class GeneratorStates:
                 partial(torch.cuda.get_rng_state, device),
                 lambda state: torch.cuda.set_rng_state(state, device),
             )
-        self._access |= {name: _access_of(generator) for name, generator in held.items()}
+        self._access |= {name: access_of(generator) for name, generator in held.items()}
         self._of_torch = {
             name
             for name in self._access
@@ -224,10 +224,10 @@ class GeneratorStates:
         ]
 
 
-_Access = tuple[Callable[[], Any], Callable[[Any], object]]  # read and write a generator's state
+Access = tuple[Callable[[], Any], Callable[[Any], object]]  # read and write a generator's state
 
 
-def _access_of(generator: Any) -> _Access:
+def access_of(generator: Any) -> Access:
     if isinstance(generator, torch.Generator):
         return generator.get_state, generator.set_state
     if isinstance(generator, random.Random):
@@ -250,6 +250,8 @@ def equal(one: object, other: object) -> bool:
         return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple | deque) and type(one) is type(other):
         items: Any = other
+        if set(map(type, one)) == {int}:  # as the state of Python's generator: hundreds of numbers
+            return bool(one == items)
         return len(one) == len(items) and all(map(equal, one, items))
     plain = (int, float, complex, str, bytes, set)
     return isinstance(one, plain) and isinstance(other, plain) and one == other

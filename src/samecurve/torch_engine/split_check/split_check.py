@@ -19,6 +19,8 @@ For each update phase of a step it tries, in this order, until something is wron
    at the last of those steps.
 11. what features check: batch_loss(), which every device computes by itself.
 
+No trial may write into a weight.
+
 trials.py computes the losses, judge.py compares them and shares the error between ranks, and
 diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
 tries the same samples and makes the same calls, whatever it finds. Afterwards the model, the task's
@@ -27,7 +29,7 @@ attributes and the random generators are as before.
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -57,6 +59,7 @@ from samecurve.torch_engine.split_check.trials import (
     three_parts,
     two_parts,
 )
+from samecurve.torch_engine.split_check.weight_writes import WeightBits, write_error
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _FEW = 6  # samples that are tried with moved weights and at later steps
@@ -109,7 +112,10 @@ class SplitCheck:
         for number in range(len(self._trials.phases)):
             self._trials.phase_number = number
             with self._trials.prepared():
+                bits = WeightBits(self._setup.strategy)
                 verdict = self._verdict_of_phase()
+                written = self._error_of_writes(bits)
+                verdict = replace(verdict, error=written or verdict.error)
             steady |= verdict.steady
             if verdict.error:
                 break
@@ -266,6 +272,24 @@ class SplitCheck:
             if error:
                 return error
         return None
+
+    # --- written
+
+    def _error_of_writes(self, bits: WeightBits) -> UserError | None:
+        """The error of a weight that any of the trials has written into.
+
+        bits: of the weights before
+        """
+        trials, error = self._trials, None
+        name = bits.written()
+        written = trials.written or (name and (name, trials.step))
+        if not self._judge.agree(bool(written)):
+            return None
+        if written:
+            name, step = written
+            with trials.trying(step, trials.samples, trials.parts):
+                error = write_error(self._setup, name, lambda: trials.loss_if_any(trials.samples))
+        return self._judge.shared(error)
 
     # --- kept
 

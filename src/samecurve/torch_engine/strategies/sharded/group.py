@@ -22,14 +22,14 @@ from samecurve.torch_engine.strategies.sharded.weight import Weight, flat, shape
 # bytes at whose multiples weights begin, as torch's allocators do it: kernels may add numbers that
 # begin elsewhere in another order
 _ALIGNED = 512
+_WIDEST = 16  # bytes of a number, at most
 Gradients = list[torch.Tensor | None]  # of a group's trained weights
 
 
 class _Pending(NamedTuple):
-    """A gather on its way. sent and gathered are bytes: this rank's shard, and all ranks'."""
+    """A gather on its way. gathered: the bytes of all ranks' shards"""
 
     work: Work
-    sent: torch.Tensor
     gathered: torch.Tensor
 
 
@@ -141,27 +141,28 @@ class WeightGroup:
             return
         link = self._link
         with link.gathering():
-            sent = self._sent()
-            gathered = sent.new_empty(len(sent) * link.shards)
-            work = link.all_gather(gathered, sent)
-        self._pending = _Pending(work, sent, gathered)
+            size = sum(self._sent_sizes)
+            gathered = self._own.new_empty((link.shards, size), device=link.device)
+            work = link.all_gather(gathered.view(-1), self._sent(gathered[link.place]))
+        self._pending = _Pending(work, gathered)
 
     @torch.no_grad()
-    def _sent(self) -> torch.Tensor:
+    def _sent(self, place: torch.Tensor) -> torch.Tensor:
+        """This rank's shard as it is sent. place: where it may be put together"""
         if self._is_sent_as_it_lies:
             return self._own
-        device = self._link.device
-        sent = torch.empty(sum(self._sent_sizes), dtype=torch.uint8, device=device)
-        parts = torch.split(sent, self._sent_sizes)
+        if len(place) % _WIDEST:  # the numbers of some rank would begin between two others
+            place = torch.empty_like(place)
+        parts = torch.split(place, self._sent_sizes)
         for part, own, weight in zip(parts, self._own_parts, self.weights, strict=True):
             part.view(weight.sent_as).copy_(own, non_blocking=True)
-        return sent
+        return place
 
     @torch.no_grad()
     def finish(self, *, keep: bool) -> None:
         """Wait for the gather. keep: the weights are needed; otherwise this rank only took part."""
         assert self._pending is not None
-        work, _sent, gathered = self._pending
+        work, gathered = self._pending
         self._pending = None
         keep = keep and not self.is_whole
         if keep:
@@ -173,8 +174,7 @@ class WeightGroup:
                 self._bytes[begin : begin + size * shards].view(shards, size)
                 for begin, size in self._regions
             ]
-            by_rank = gathered.view(shards, -1)
-            torch.split_with_sizes_copy(by_rank, self._sent_sizes, dim=1, out=regions)
+            torch.split_with_sizes_copy(gathered, self._sent_sizes, dim=1, out=regions)
             self.is_whole = True
             self._link.gathered[self._storage.data_ptr()] = self
         self._link.was_read()
@@ -222,6 +222,9 @@ class WeightGroup:
 
     def gradients(self) -> Gradients:
         return [weight.whole.grad for weight in self.trained]
+
+    def names_with_gradient(self) -> set[str]:
+        return {weight.name for weight in self.trained if weight.whole.grad is not None}
 
     def drop_gradients(self) -> None:
         for weight in self.trained:

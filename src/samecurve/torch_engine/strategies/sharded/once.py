@@ -27,6 +27,7 @@ class OnceSums:
     is_tree: whether gradients are added along the step's tree
     nodes: (microbatches of a step) -> the nodes that each rank has of its own
     used: names of the weights to which this rank's microbatches of the step gave a gradient
+    is_last: whether the step's last round is in work
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class OnceSums:
         self._own: dict[int, TreeSum[Gradients]] = {}  # by group's number
         self._wide: dict[int, Gradients] = {}  # of weights in two bytes: what earlier rounds gave
         self._node: Node | None = None  # that the microbatch in work is, or completes
-        self._is_real = self._is_last = False
+        self._is_real = self.is_last = False
         self._count = 0  # microbatches of the step
         self._num_added = 0  # groups to which this round's gradients were added
         self._on_their_way: list[tuple[WeightGroup, Callable[[], torch.Tensor | FlatTree]]] = []
@@ -58,7 +59,7 @@ class OnceSums:
         }
 
     def begin_round(self, numbers: Numbers, *, is_real: bool, is_last: bool) -> None:
-        self._is_real, self._is_last, self._num_added = is_real, is_last, 0
+        self._is_real, self.is_last, self._num_added = is_real, is_last, 0
         if not self._is_tree:
             return
         (number,) = numbers
@@ -85,15 +86,14 @@ class OnceSums:
         group = self._groups[self._num_added]
         self._num_added += 1
         if self._is_real:
-            with_gradient = (one for one in group.trained if one.whole.grad is not None)
-            self.used |= {weight.name for weight in with_gradient}
+            self.used |= group.names_with_gradient()
         if not self._is_tree:
             self._widen(group)
         elif self._node is None:
             group.drop_gradients()
         else:
             self._own[group.number].give(self._node, group.gradients())
-        if self._is_last:
+        if self.is_last:
             group.is_summed = True
             self._send(group)
 
@@ -113,15 +113,18 @@ class OnceSums:
 
     @torch.no_grad()
     def _send(self, group: WeightGroup) -> None:
+        """Send whole gradients, whose memory is let go of as they are packed."""
         self.finish()  # of the group before, which had the time of a block to arrive
         send = self._send_nodes if self._is_tree else self._send_sum
         self._on_their_way.append((group, send(group)))
-        group.drop_gradients()
 
     def _send_nodes(self, group: WeightGroup) -> Callable[[], torch.Tensor | FlatTree]:
-        held = [group.packed(gradients) for _, gradients in self._own.pop(group.number).held]
         count, comm = self._count, self._link.comm
-        received = send_nodes(held, self._nodes(count), comm, group.like_packed())
+        held, packed = self._own.pop(group.number).held, []
+        group.drop_gradients()
+        while held:
+            packed.append(group.packed(held.pop(0)[1]))
+        received = send_nodes(packed, self._nodes(count), comm, group.like_packed())
 
         def along_tree() -> FlatTree:
             tree = FlatTree(count)
@@ -131,8 +134,12 @@ class OnceSums:
         return along_tree
 
     def _send_sum(self, group: WeightGroup) -> Callable[[], torch.Tensor | FlatTree]:
-        pairs = zip(self._wide.pop(group.number), group.gradients(), strict=True)
-        sent = group.packed([own if wide is None else wide for wide, own in pairs])
+        wide = self._wide.pop(group.number)
+        sent = group.packed(
+            [own if one is None else one for one, own in zip(wide, group.gradients(), strict=True)]
+        )
+        wide.clear()
+        group.drop_gradients()
         total = sent.new_empty(group.gradient_size)
         work = self._link.reduce_scatter(total, sent.view(-1))
 
@@ -201,8 +208,12 @@ class OnceOrder:
             group.swap_in()
 
     def need(self, group: WeightGroup) -> None:
+        """UserError: the group's weights have been given back in this backward pass."""
+        if group.is_whole:
+            return
+        self._gather_to(self._place[group.number] + 1)
         if not group.is_whole:
-            self._gather_to(self._place[group.number] + 1)
+            raise late_gradient(group)
 
     def need_in_backward(self, group: WeightGroup) -> None: ...
 
@@ -210,11 +221,18 @@ class OnceOrder:
         return True
 
     def gradient_came(self, group: WeightGroup) -> None:
-        """UserError: the group has been summed already."""
+        """In the step's last backward pass a group is given back with its last gradient.
+
+        UserError: the group has been summed already.
+        """
         if group.is_summed:
             raise late_gradient(group)
-        if self.is_backward and group.is_complete:
-            self._sums.has_gradient(group)
+        if not (self.is_backward and group.is_complete):
+            return
+        is_used_up = self._sums.is_last and len(group.trained) == len(group.weights)
+        if is_used_up and not (group.is_root or group.is_held):
+            group.free()
+        self._sums.has_gradient(group)
 
     def end_forward(self) -> None:
         self._gather_to(len(self._groups))

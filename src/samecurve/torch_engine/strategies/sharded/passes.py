@@ -1,5 +1,6 @@
 """What blocks, autograd and code that reads weights ask for in a forward and a backward pass."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,6 +25,16 @@ class _Kept(NamedTuple):
 
     group: WeightGroup
     tensor: torch.Tensor
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, out of the compiler's reach where the compiler is at work: it would compile
+    what is called between two parts of a block.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return function
+    uncompiled: Callable[..., Any] = torch.compiler.disable(function)
+    return uncompiled
 
 
 class WeightReads:
@@ -77,7 +88,7 @@ class WeightReads:
 
     def saved_weights(self) -> saved_tensors_hooks:
         """Hooks by which autograd keeps a weight's place, not its memory, in a forward pass."""
-        return saved_tensors_hooks(self._pack, self._unpack)
+        return saved_tensors_hooks(_uncompiled(self._pack), self._unpack)
 
     def without_views(self, result: Any, groups: Sequence[WeightGroup] = ()) -> Any:
         """A result with copies in place of weights and views of them, whose memory goes.

@@ -65,11 +65,9 @@ class RoundSums:
         """Begin to sum a group's gradients. All ranks call it in the same order."""
         group.is_summed = True
         self.finish()  # of the group before, which had the time of a block to arrive
-        gradients = group.gradients()
         if self._is_real:
-            pairs = zip(group.trained, gradients, strict=True)
-            self.used |= {weight.name for weight, gradient in pairs if gradient is not None}
-        sent = group.packed(gradients)
+            self.used |= group.names_with_gradient()
+        sent = group.packed(group.gradients())
         group.drop_gradients()
         with self._link.summing():
             if self._is_tree:
