@@ -73,7 +73,7 @@ def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> U
     from samecurve.torch_engine.split_check.user_code import place_of_method
     from samecurve.torch_engine.split_check.watched_lines import watch
 
-    where = place_of_method(setup.task, "features" if setup.plan.whole_batch else "loss")
+    where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
     if not setup.strategy.gathers_weights:
         weight = dict(setup.strategy.models[0].named_parameters())[name]
         reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001
