@@ -21,6 +21,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.layout import Layout
@@ -48,6 +49,7 @@ class Planned:
     machine: Machine
     facts: Facts
     options: MemoryOptions
+    compute: Compute
     layout: Layout
     split: BatchSplit
 
@@ -124,6 +126,12 @@ class Feature(Generic[Fields, Value]):
     def name(self) -> str:
         return type(self).__module__.rpartition(".")[2]
 
+    @property
+    def key(self) -> str:
+        """The first of its keys of the config, dotted."""
+        assert self.fields is not None
+        return f"{self.section}.{next(iter(self.fields.model_fields))}"
+
     def fields_of(self, config: Config) -> Fields:
         """The section of the config that has the feature's fields."""
         return cast("Fields", getattr(config, self.section))
@@ -146,6 +154,11 @@ class Feature(Generic[Fields, Value]):
     def decide(self, planned: Planned) -> Decision[Value | None]:
         """What the run has of the feature; None: nothing. UserError: it can't be done."""
         raise NotImplementedError
+
+    def not_same_bits(self, config: Config) -> str:
+        """Why a run with it can't have the same bits on any devices; '': it can."""
+        del config
+        return ""
 
     def serves(self, spec: StrategySpec) -> bool:
         """Whether a run of this strategy can have it."""

@@ -282,10 +282,10 @@ def _is_there(tensor: torch.Tensor) -> bool:
 
 def _memory_of(value: object) -> int | None:
     """Where the memory of a tensor begins; None: it is none, or in shards, or has no memory."""
-    is_plain = isinstance(value, torch.Tensor) and type(value) in {torch.Tensor, nn.Parameter}
-    if not is_plain or value.layout != torch.strided:
+    if not isinstance(value, torch.Tensor) or type(value) not in {torch.Tensor, nn.Parameter}:
         return None
-    return value.untyped_storage().data_ptr() or None
+    is_strided = value.layout == torch.strided
+    return value.untyped_storage().data_ptr() or None if is_strided else None
 
 
 def _snapshot(value: Any) -> Any:
