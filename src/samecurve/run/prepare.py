@@ -294,8 +294,8 @@ def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
         raise UserError(
             f"{origin.checkpoint} is of a run that stopped early: a new run that begins from it has"
             " nothing left to train",
-            "--set train.early_stop.patience=N, beyond what it was, trains on; --init-from begins a"
-            " run at step 0 with these weights",
+            f"{accepted_plan.to_go_on}, beyond what it was, trains on; --init-from begins a run at"
+            " step 0 with these weights",
             "--resume",
         )
     raise UserError(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
-from samecurve.core.feature_list import features_of, hooks_of
+from samecurve.core.feature_list import brought_by, hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -106,7 +106,7 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        always = dict.fromkeys(features_of(plan.compute.precision))
+        always = dict.fromkeys(brought_by(plan.compute.precision))
         self._add_features({**always, **plan.features, **task.brings})
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)
@@ -208,7 +208,6 @@ class TorchEngine:
             is_split=is_split,
             allowed=self.plan.compute.allow_coupled,
         )
-        self._setup.step_buffers.update(verdict.steady)
         self._add_features(verdict.brings)
         self._begin_steps(state)
         return [*lines, *verdict.notes]
@@ -315,9 +314,7 @@ class TorchEngine:
         """Give every rank the first one's buffers, before what all ranks must see alike: those that
         each rank keeps for itself (train.allow_coupled) and those that each moves by itself.
         """
-        step_buffers = [
-            buffer
-            for name, buffer in self._strategy.models[0].named_buffers()
-            if name in self._setup.step_buffers
-        ]
-        self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)
+        names = self._setup.moved_buffers
+        named = self._strategy.models[0].named_buffers()
+        moved = [buffer for name, buffer in named if name in names]
+        self.comm.broadcast([*self._unsynced_buffers, *moved], self.device)

@@ -227,7 +227,7 @@ class Plan:
         return {"evaluate", "sample", "save", *(["hash"] if self.same_bits else [])}
 
     @property
-    def whole_batch(self) -> bool:
+    def sees_whole_batch(self) -> bool:
         """Whether the loss is one of the whole batch's features."""
         return bool(self.features) and sees_whole_batch(self.features)
 
@@ -267,6 +267,11 @@ class Plan:
     def ends_early(self, counters: Counters) -> bool:
         """Whether a feature ends a run that has these counters."""
         return any(feature.ends_run(value, counters) for feature, value in self._features_on())
+
+    @property
+    def to_go_on(self) -> str:
+        """What the user types to train on after features have ended a run."""
+        return ", ".join(feature.to_go_on for feature, _ in self._features_on() if feature.to_go_on)
 
     def _features_on(self) -> Iterator[tuple["Feature[Any, Any]", Any]]:
         for row in rows_of(self.features) if self.features else ():

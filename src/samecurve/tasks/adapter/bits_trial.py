@@ -15,8 +15,8 @@ import torch
 from samecurve.core.config.sections import Config
 from samecurve.core.protocols import START
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.sample_work import MOST_OPERATIONS, emptied, total_of, without_values
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import can_be_tried, is_tried, kept, two_rows
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
@@ -24,7 +24,7 @@ from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
 
 
-def bits_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
+def bits_hindrance(adapter: TaskAdapter, config: Config, params: int) -> str:
     """What a run with the same bits would refuse in its first step; '': nothing, or not tried.
 
     params: the model's numbers
@@ -52,7 +52,7 @@ def bits_hindrance(adapter: EngineAdapter, config: Config, params: int) -> str:
     return ""
 
 
-def _try_backward(adapter: EngineAdapter, config: Config, rows: Mapping[str, torch.Tensor]) -> None:
+def _try_backward(adapter: TaskAdapter, config: Config, rows: Mapping[str, torch.Tensor]) -> None:
     """UserError: gradients that can't be added along a tree."""
     model = adapter.model()
     freeze(model, config.optimizer.rules)

@@ -41,9 +41,8 @@ class OptimizerParam:
 
 
 class HostCopyParam(OptimizerParam):
-    """A parameter that lies whole on a GPU while the shards of others lie in host memory
-    (devices.offload). Its view is a copy in host memory, since an optimizer moves parameters of one
-    device.
+    """A parameter that lies whole on a GPU while the shards of others lie in host memory.
+    Its view is a copy in host memory, since an optimizer moves parameters of one device.
     """
 
     def refresh(self) -> None:
