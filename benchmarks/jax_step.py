@@ -248,9 +248,7 @@ def measure(size: str, devices: str, home: Path) -> dict[str, Any]:
     engine: Any = join_warm(made, 0, None).make_engine(task, config.optimizer)
     mesh = Mesh(np.array(devices_of(made)), ("data",))
     found: dict[str, list[float]] = {"samecurve": [], "raw": []}
-    flax_model, _ = open_model(
-        task, made.compute.precision, made.compute.recompute, made.fixed.seed
-    )
+    flax_model, _ = open_model(task, made.compute.precision, made.fixed.seed)
     model = flax_model.merge(engine.init()["params"])
     begin, step = raw_step(model, config.optimizer, mesh, reader(task))
     busy = []

@@ -326,7 +326,7 @@ def _tiny_plan(tiny: TinyRun, config: Config, task: Any, index: int, world: int 
     if tiny.fault == "another order" and index == 1:
         plan = replace(plan, fixed=replace(plan.fixed, seed=plan.fixed.seed + 1))
     if tiny.fault == "offload":  # which plan() refuses for CPU ranks: it would only shift memory
-        plan = replace(plan, layout=replace(plan.layout, offload=True))
+        plan = replace(plan, features={**plan.features, "offload": True})
     return plan
 
 

@@ -129,8 +129,8 @@ def test_onetrainer_presets_for_small_cards_move_layers() -> None:
         for preset in PRESETS
         if not preset.reasons
     }
-    moved = [name for name, config in configs.items() if config.devices.offload_frozen]
-    assert {configs[name].train.recompute for name in moved} == {"block"}
+    moved = [name for name, config in configs.items() if vars(config.devices)["offload_frozen"]]
+    assert {vars(configs[name].train)["recompute"] for name in moved} == {"block"}
     assert moved == [
         *(f"flux2 LoRA {size}" for size in ("8GB", "16GB")),
         *(f"z-image LoRA {size}" for size in ("8GB", "16GB")),

@@ -45,7 +45,8 @@ def test_a_preset_trains_or_says_why_not(preset: Preset) -> None:
         config = loaded(converted).config
         assert config.task == "diffusion"
         assert config.train.steps in {"100ep", "40ep"}
-        assert config.train.recompute == "block"  # there gradient checkpointing is on by itself
+        # there gradient checkpointing is on by itself
+        assert vars(config.train)["recompute"] == "block"
         return
     errors = refused(converted)
     assert {_reason(error) for error in errors} == set(preset.reasons)

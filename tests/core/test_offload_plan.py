@@ -11,13 +11,13 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.frozen_blocks import host_blocks, offloaded_blocks
 from samecurve.core.planning.hardware import on_file
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.diagnose.memory import explain_out_of_memory
 from samecurve.errors import UserError
+from samecurve.features.offload_frozen.host_blocks import host_blocks, offloaded_blocks
 from samecurve.observe.plan_text import banner
 from samecurve.simulation.cluster import read_cluster
 from samecurve.simulation.forecast import compare_strategies, plan_on_cluster
@@ -123,7 +123,7 @@ def test_the_reason_says_what_is_moved_and_what_it_should_cost() -> None:
     assert "offload" not in planned(0.0).reasons
     unknown = planned(1.0, machine(name="some card")).reasons["offload"]
     assert "at 12 GB/s (PCIe 3.0 x16), beside a computation whose time is not known" in unknown
-    assert Plan.from_json(here.to_json()).layout.offload_frozen == 1.0
+    assert Plan.from_json(here.to_json()).features["offload_frozen"] == 1.0
 
 
 def test_every_device_on_file_has_its_link_to_the_host() -> None:

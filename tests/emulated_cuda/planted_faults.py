@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from samecurve.features.ema.weight_average import WeightAverage
-from samecurve.torch_engine.model.block_buffers import BlockBuffers
+from samecurve.features.offload_frozen.block_buffers import BlockBuffers
 from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, Group
 from samecurve.torch_engine.step import training_step
 from samecurve.torch_engine.step.step_metrics import QueuedMetrics
@@ -110,7 +110,7 @@ def event_recorded_too_early(replace: Replace) -> None:
     replace(BlockBuffers, "_start", start)
 
 
-_COPY_AHEAD = "torch_engine/model/block_buffers.py: target.copy_(source, non_blocking=True)"
+_COPY_AHEAD = "features/offload_frozen/block_buffers.py: target.copy_(source, non_blocking=True)"
 
 
 @planted("race", "frozen weights on the host", line=_COPY_AHEAD)

@@ -15,16 +15,16 @@ import torch
 
 from live_bytes import LiveBytes
 from samecurve.core.config.document import read_file
-from samecurve.core.config.section import Recompute
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
+from samecurve.features.recompute import Recompute
+from samecurve.features.recompute.torch_hooks import recompute
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
-from samecurve.torch_engine.model.model_setup import recompute
 from samecurve.torch_engine.step.precision import autocast_for
 from tiny import config_of
 
@@ -99,17 +99,18 @@ def planned_and_live(config: Config, facts: Facts, cache: Path) -> tuple[int, in
     """Bytes that the plan expects beside weights and optimizer state, and those that live."""
     terms = {term.name: term.bytes for term in plan(config, MACHINE, facts).memory}
     train, rows = config.train, config.batch.samples
+    how = vars(train)["recompute"]
     assert rows is not None
     task = task_of(config, cache)
     built = task.model()
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.normal_(0, 0.02)
-    recompute(built, train.recompute)
+    recompute(built, how)
     batch = {
         name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(rows)].items()
     }
-    keeps_copies = train.recompute == "none"
+    keeps_copies = how == "none"
     with LiveBytes() as live:
         with autocast_for(train.precision, torch.device("cpu"), keeps_copies=keeps_copies):
             loss = task.loss(built, batch).sum

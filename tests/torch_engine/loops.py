@@ -1,6 +1,7 @@
 """Tasks whose loops are not the plainest, in a file of their own as a user's are."""
 
 import copy
+import random
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,20 @@ class Forgetful(Annealed):
     fault = True
 
 
+class Clipped(Annealed):
+    """Clips its weights once in a while, in place or through `.data`."""
+
+    def __init__(self, data: Any) -> None:
+        self.at, self.by_data = data["at"], data["by_data"]
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        if step == self.at:
+            with torch.no_grad():
+                weight = model[2].weight.data if self.by_data else model[2].weight
+                weight.clamp_(-0.01, 0.01)
+        return super().loss(model, batch, step, epoch)
+
+
 class Predictor(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -96,8 +111,24 @@ class Momentum(Base):
 
 
 class Restless(Momentum):
-    def after_step(self, model: Any, step: int) -> None:  # noqa: ARG002 - by its signature
-        model.average.normal_()
+    """Noise at each third step: from torch, numpy and Python."""
+
+    def after_step(self, model: Any, step: int) -> None:
+        if step % 3 == 2:
+            weight = model.student.head.weight
+            weight += 0.01 * torch.randn_like(weight) + 0.01 * float(np.random.rand())
+            model.average += 0.01 * random.random()
+
+
+class Seeded(Momentum):
+    """Draws from a generator of its own, in its third step."""
+
+    def __init__(self) -> None:
+        self.noise = np.random.default_rng(0)
+
+    def after_step(self, model: Any, step: int) -> None:
+        if step == 2:
+            model.average += 0.01 * self.noise.normal()
 
 
 class Aside(Base):

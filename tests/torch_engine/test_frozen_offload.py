@@ -19,15 +19,15 @@ from torch.utils.checkpoint import checkpoint
 
 from batch_runs import Alone
 from samecurve.checkpoint.format import load
-from samecurve.core.config.section import Recompute
 from samecurve.core.planning.planner import plan
+from samecurve.features.offload_frozen.block_buffers import BlockBuffers
+from samecurve.features.offload_frozen.offloaded_blocks import FrozenOffload, piece_length
+from samecurve.features.offload_frozen.saved_weights import SavedWeights
+from samecurve.features.recompute import Recompute
+from samecurve.features.recompute.torch_hooks import recompute
 from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
-from samecurve.torch_engine.model.block_buffers import BlockBuffers
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
-from samecurve.torch_engine.model.frozen_offload import FrozenOffload, piece_length
-from samecurve.torch_engine.model.model_setup import recompute
-from samecurve.torch_engine.model.saved_weights import SavedWeights
 from samecurve.torch_engine.strategies.base import Strategy
 from samecurve.worker.jobs.train_job import rehearse
 from starts import start
@@ -164,7 +164,9 @@ def offloaded(
     offload.add(net)
     recompute(net, how)
     strategy: Any = Strategy(None, None, [device])  # type: ignore[arg-type]  # not read here
-    offload.distribute(strategy, [net], lambda _part: None, [device])
+    keep = offload.set_aside(lambda _part: None, pinned=device.type == "cuda")
+    strategy.distribute([net], keep)
+    offload.put_back(strategy, [device])
     return offload
 
 

@@ -4,6 +4,7 @@ in float64, with torch alone.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -271,9 +272,24 @@ def test_it_follows_through_a_resume(taught: Any, pool: Pool, tmp_path: Path) ->
     np.testing.assert_allclose(of_steps(events, "loss"), taught[0], rtol=1e-12)
 
 
-def test_after_step_draws_nothing() -> None:
-    with pytest.raises(UserError, match="draws random numbers, which each rank would draw"):
-        run_steps(*engine_and_feed(config_of("Restless")))
+def test_what_after_step_draws_is_the_same_on_any_devices_and_after_a_resume(
+    pool: Pool, tmp_path: Path
+) -> None:
+    one, ddp, fsdp = (
+        of_steps(trained(pool, tmp_path / layout, "Restless", layout), "loss")
+        for layout in ("single", "ddp:3", "fsdp:2")
+    )
+    calm = of_steps(trained(pool, tmp_path / "calm", "Momentum", "single"), "loss")
+    assert max(map(abs, np.subtract(one, calm))) > 1e-3
+    trained(pool, tmp_path / "moved", "Restless", "ddp:2", stop_at=4)
+    moved = of_steps(trained(pool, tmp_path / "moved", "Restless", "fsdp:2", resume=4), "loss")
+    for other in (ddp, fsdp, moved):
+        np.testing.assert_allclose(other, one, rtol=1e-12)
+
+
+def test_after_step_does_not_draw_from_a_generator_of_the_task() -> None:
+    with pytest.raises(UserError, match=r"draws from task.noise, which no checkpoint holds"):
+        run_steps(*engine_and_feed(config_of("Seeded")))
 
 
 @pytest.mark.parametrize(
@@ -294,6 +310,20 @@ def test_what_a_task_keeps_beside_its_model_is_neither_learnt_nor_changed(
         return
     with pytest.raises(UserError, match=says):
         run_steps(engine, feed)
+
+
+@pytest.mark.parametrize(("at", "by_data"), [(4, False), (3, True)])
+def test_a_loss_that_writes_into_a_weight_is_told_at_that_step(*, at: int, by_data: bool) -> None:
+    """In any step where it is written in place; `.data` leaves its trace in the bits alone, which
+    are looked at in steps 1, 2, 4, 8 and so on.
+    """
+    engine, feed = engine_and_feed(config_of("Clipped", data={"at": at, "by_data": by_data}))
+    state, batches = engine.init(), iter(feed)
+    for _, batch in islice(batches, at):
+        engine.step(state, batch, 0.1, [0] * len(REQUESTS))
+    _, batch = next(batches)
+    with pytest.raises(UserError, match=r"loops\.py:\d+: the loss changes the weight 2\.weight"):
+        engine.step(state, batch, 0.1, [0] * len(REQUESTS))
 
 
 def test_it_is_not_called_after_an_update_that_is_left_out() -> None:

@@ -421,12 +421,15 @@ def test_a_model_that_an_earlier_call_made_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    ["single:1/3", "dp:3", "ddp:2/2", "fsdp:2/2", pytest.param("hsdp:4", marks=pytest.mark.long)],
+    [
+        *("single:1/3", "dp:3", "ddp:3", "ddp:2/2", "fsdp:2/2"),
+        pytest.param("hsdp:4", marks=pytest.mark.long),
+    ],
 )
 def test_what_moves_once_a_step_does_so_whatever_the_microbatches(
     layout: str, pool: Pool, tmp_path: Path
 ) -> None:
-    """The tail of an epoch has 5 samples: of microbatches of 4, devices of dp have 0, 1 and 1."""
+    """The tail of an epoch has 5 samples: of microbatches of 4, three devices have 1, 1 and 0."""
     assert_same(trained(pool, tmp_path, config_for("spectral", layout)), plain_loop("spectral"))
 
 

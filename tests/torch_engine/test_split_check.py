@@ -71,6 +71,9 @@ REFUSED = {  # kind -> what its error says
     "accumulated": "a hook of head.weight is called after each backward pass",
     "coupled_in_float32": "Tensor.mean takes a statistic over the samples",
     "unlike_views_of_tokens": "torch.stack([view_1, view_2], 1).flatten(0, 1)",
+    "max_norm": "the loss changes the weight table.weight",
+    "clipped_weights": "the loss changes the weight inner.weight",
+    "pruned": "the loss changes the weight head.weight",
     "straight_through": "Tensor.mean lets samples see each other: the loss adds up, and its",
 }
 

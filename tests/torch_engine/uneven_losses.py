@@ -66,7 +66,7 @@ class Uneven:
         if self.kind == "annealed":
             total, weight = plain(model, batch)
             return Mean(total * min(1.0, 0.5 + step / 10), weight)
-        if self.kind in {"late_penalty", "late_draw"} and step < 2:
+        if self.kind in {"late_penalty", "late_draw", "pruned"} and step < 2:
             return plain(model, batch)
         if self.kind == "own_generator":
             factor = 1 + 0.1 * self.rng.normal()  # here: they go on from call to call
@@ -287,6 +287,32 @@ def neighbours(model: Any, batch: Any) -> Any:
     each = F.cross_entropy(model(batch["x"]), batch["y"], reduction="none")
     smooth = each + 0.1 * each.roll(1)  # here
     return Mean((smooth * smooth).sum(), len(each))
+
+
+@model("max_norm")
+class MaxNorm(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 5, max_norm=0.5)
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x + self.table(torch.arange(6)))  # here
+
+
+@loss
+def clipped_weights(model: Any, batch: Any) -> Any:
+    """As the critic of a WGAN."""
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.1, 0.1)  # here
+    return plain(model, batch)
+
+
+@loss
+def pruned(model: Any, batch: Any) -> Any:
+    """At the third step."""
+    with torch.no_grad():
+        model.head.weight.mul_(model.head.weight.abs() > 0.1)  # here
+    return plain(model, batch)
 
 
 @loss

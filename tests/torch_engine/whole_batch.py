@@ -117,10 +117,12 @@ class SupCon(_Base):
 
 
 class VICReg(_Base):
-    """arXiv:2105.04906: invariance, variance and covariance over the batch."""
+    """arXiv:2105.04906: invariance, variance and covariance over the batch. features() writes into
+    its batch, and takes an array out of it.
+    """
 
     def features(self, model: Any, batch: Any) -> dict[str, torch.Tensor]:
-        return {"a": model(batch["one"]), "b": model(batch["two"])}
+        return {"a": model(batch["one"].mul_(0.9)), "b": model(batch.pop("two"))}
 
     def batch_loss(self, features: Any) -> Mean:
         a, b = features["a"], features["b"]

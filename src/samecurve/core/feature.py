@@ -1,4 +1,4 @@
-"""Feature, the base class of what only some runs have: early stop, a sentinel, a moving average.
+"""Feature, the base class of what only some runs have.
 
 A feature is one package whose `__init__.py` has it as FEATURE; the package's name is the feature's.
 It brings keys of the config, decides in the plan with a reason, counts its memory, and hooks into
@@ -18,13 +18,21 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from samecurve.core.config.section import MetricGoal, Precision, Section
 from samecurve.core.config.sections import Config
+from samecurve.core.events import Activity
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.memory import BatchSizes, MemoryOptions, MemoryTerm
+from samecurve.core.planning.memory import (
+    BatchSizes,
+    HostCopies,
+    MemoryOptions,
+    MemoryTerm,
+    Way,
+)
 from samecurve.core.protocols import Counters
 from samecurve.core.strategies import StrategySpec
 
@@ -40,9 +48,14 @@ class Planned:
     config: Config
     machine: Machine
     facts: Facts
-    precision: Precision
+    options: MemoryOptions
+    compute: Compute
     layout: Layout
     split: BatchSplit
+
+    @property
+    def precision(self) -> Precision:
+        return self.options.precision
 
 
 @dataclass(frozen=True)
@@ -62,16 +75,24 @@ class Feature(Generic[Fields, Value]):
     table_only: reasons that only the table of `samecurve plan` shows
     changes_results: False for what only watches a run
     sees_whole_batch: whether the loss of a sample looks at the others of its step
+    to_go_on: what the user types to train on where it has ended a run
     goes_twice: why each microbatch goes forward twice, where a step has several accumulation steps;
         '': it does not
-    precisions: those that bring the feature; a plan has no value of such a one
+    brought_by: precisions, or findings of the split check, that bring the feature; a plan has no
+        value of such a one
     facts: what it must know of a task and its model, a dataclass with defaults; a task brings the
         feature by facts that are no defaults
+    members: what a task's class may have for it: name -> how it is written, and what it is
     libraries: modules that must be installed -> the extra that installs each
+    remedy_order: its place among the features by whose ways() a device may hold less; 0: it has
+        none
     excludes: keys of the config that can't have a value beside the feature's
     of_some_strategies: whether some strategies refuse it, so that a tool that tries several leaves
         it out
+    reruns_blocks: whether blocks run again in backward
+    follows_devices: whether results follow the number of devices
     compiles_blocks: whether it compiles the model's blocks, whose first steps then take longer
+    keeps_state_on_host: whether what strategies share out lies in host memory
     hooks: where the package has hooks
     """
 
@@ -86,18 +107,30 @@ class Feature(Generic[Fields, Value]):
     table_only: ClassVar[tuple[str, ...]] = ()
     changes_results: ClassVar[bool] = True
     sees_whole_batch: ClassVar[bool] = False
+    to_go_on: ClassVar[str] = ""
     goes_twice: ClassVar[str] = ""
-    precisions: ClassVar[tuple[Precision, ...]] = ()
+    brought_by: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[type[Any]] = NoFacts
+    members: ClassVar[Mapping[str, str]] = {}
     libraries: ClassVar[Mapping[str, str]] = {}
+    remedy_order: ClassVar[int] = 0
     excludes: ClassVar[tuple[str, ...]] = ()
     of_some_strategies: ClassVar[bool] = False
     compiles_blocks: ClassVar[bool] = False
+    reruns_blocks: ClassVar[bool] = False
+    follows_devices: ClassVar[bool] = False
+    keeps_state_on_host: ClassVar[bool] = False
     hooks: ClassVar[tuple[Where, ...]] = ()
 
     @property
     def name(self) -> str:
         return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def key(self) -> str:
+        """The first of its keys of the config, dotted."""
+        assert self.fields is not None
+        return f"{self.section}.{next(iter(self.fields.model_fields))}"
 
     def fields_of(self, config: Config) -> Fields:
         """The section of the config that has the feature's fields."""
@@ -108,14 +141,63 @@ class Feature(Generic[Fields, Value]):
         return parse_dataclass(self.facts, facts.features.get(self.name, {}))
 
     def check(self, config: Config, layout: Layout | None) -> None:
-        """Before the model and the data are looked at. UserError: no model could make it right.
+        """Before the model and the data are looked at, and once there is a layout. UserError: no
+        model could make it right.
 
-        layout: the one that the run has if its model fits on one device; None: there is none
+        layout: the run's; before, the one that it has if its model fits on one device; None: there
+            is none
         """
+
+    def check_model(self, config: Config, facts: Facts) -> None:
+        """Before memory is counted. UserError: it can't be done with this model."""
 
     def decide(self, planned: Planned) -> Decision[Value | None]:
         """What the run has of the feature; None: nothing. UserError: it can't be done."""
         raise NotImplementedError
+
+    def not_same_bits(self, config: Config) -> str:
+        """Why a run with it can't have the same bits on any devices; '': it can."""
+        del config
+        return ""
+
+    def serves(self, spec: StrategySpec) -> bool:
+        """Whether a run of this strategy can have it."""
+        del spec
+        return True
+
+    def ways(self, options: MemoryOptions, facts: Facts, spec: StrategySpec) -> Sequence[Way]:
+        """Other values of its keys with which a device holds less, those that cost least first.
+
+        options: of a run whose model does not fit
+        """
+        del options, facts, spec
+        return ()
+
+    def remedy(self, value: Value | None, activity: Activity) -> str:
+        """Another value of its keys, in words, for a run that has run out of memory; '': none.
+
+        activity: what was done meanwhile
+        """
+        del value, activity
+        return ""
+
+    def rerun(self, config: Config) -> str:
+        """What runs again in backward, by the names that a task's counts of activations have."""
+        del config
+        return "none"
+
+    def rerun_share(self, value: Value, engine: str) -> float:
+        """The share of a forward pass that runs again in backward."""
+        del value, engine
+        return 0.0
+
+    def host_copies(self, options: MemoryOptions, facts: Facts, rounds: int) -> HostCopies | None:
+        """What a device copies from host memory for each microbatch; None: nothing.
+
+        rounds: accumulation steps
+        """
+        del options, facts, rounds
+        return None
 
     def numbers_kept(self, config: Config, facts: Facts) -> Mapping[str, int]:
         """Numbers that are kept as the weights are, in shards and in host memory as these are: the
@@ -124,9 +206,16 @@ class Feature(Generic[Fields, Value]):
         del config, facts
         return {}
 
-    def memory(
-        self, config: Config, options: MemoryOptions, facts: Facts, spec: StrategySpec
-    ) -> MemoryTerm | None:
+    def placed(
+        self, terms: list[MemoryTerm], options: MemoryOptions, facts: Facts, spec: StrategySpec
+    ) -> list[MemoryTerm]:
+        """The terms of weights, gradients and what is kept as they are, where some of these lie
+        elsewhere.
+        """
+        del options, facts, spec
+        return terms
+
+    def memory(self, options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:
         """What a device holds beside; None: nothing."""
 
     def goals(self, value: Value) -> Sequence[MetricGoal]:
@@ -140,7 +229,7 @@ class Feature(Generic[Fields, Value]):
         return False
 
     def memory_of_step(
-        self, config: Config, options: MemoryOptions, facts: Facts, sizes: BatchSizes, shards: int
+        self, options: MemoryOptions, facts: Facts, sizes: BatchSizes, shards: int
     ) -> MemoryTerm | None:
         """What a device holds in a step beside activations; None: nothing. It has no part in the
         choice of how many samples a microbatch has.

@@ -88,21 +88,8 @@ def _no_groups(name: str) -> dict[str, Refusal]:
     return {"devices.shards": Refusal(why, "--strategy hsdp, or leave it out")}
 
 
-def _own_offload(name: str) -> dict[str, Refusal]:
-    """The refusal of a sharded strategy of engine torch, which has an offload of its own."""
-    return {
-        "devices.offload_frozen": Refusal(
-            f"is for strategies with the whole model on each device; {name} shares the frozen"
-            " weights out, too",
-            "devices.offload=true, which keeps its shards in host memory; or --strategy ddp",
-        )
-    }
-
-
 _FOR_TORCH = Refusal("is for engine torch", "leave it out, or --engine torch")
 _REFUSED_BY_JAX = {
-    "devices.offload": _FOR_TORCH,
-    "devices.offload_frozen": _FOR_TORCH,
     "devices.shards": _FOR_TORCH,
     "train.norm_sync": Refusal(
         "is for engine torch",
@@ -174,11 +161,7 @@ _ROWS = (
         auto="only a shard fits",
         traffic="weights and gradients",
         reducers=_BOTH,
-        refuses={
-            **_no_groups("fsdp"),
-            **_refused_by_sharding("fsdp"),
-            **_own_offload("fsdp"),
-        },
+        refuses={**_no_groups("fsdp"), **_refused_by_sharding("fsdp")},
         summary="a process for each device, the model sharded",
         holds="its share of weights, gradients and optimizer state; for a while the blocks in work",
         sends=(
@@ -196,10 +179,7 @@ _ROWS = (
         traffic="weights and gradients",
         min_devices=4,
         reducers=_BOTH,
-        refuses={
-            **_refused_by_sharding("hsdp"),
-            **_own_offload("hsdp"),
-        },
+        refuses=_refused_by_sharding("hsdp"),
         other_engine="--strategy fsdp: fsdp shares the model out among all devices",
         summary="a process for each device, the model sharded in groups",
         holds="its share within its group",

@@ -276,7 +276,7 @@ class Feed(Generic[Staged]):
         in their order where the loss looks at the whole batch.
         """
         lengths = self._train.lengths
-        if lengths is None or self._plan.whole_batch:
+        if lengths is None or self._plan.sees_whole_batch:
             return ids_by_step
         size = self._plan.batch.micro_batch_size
         return [by_length(ids, lengths[ids], size) for ids in ids_by_step]

@@ -5,8 +5,10 @@ import resource
 from collections.abc import Sequence
 
 from samecurve.core.events import Activity
+from samecurve.core.feature_list import listed_with, rows_of, saving_memory
 from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
+from samecurve.core.strategies import auto_strategy
 from samecurve.errors import RunError
 from samecurve.units import counted, show_bytes
 
@@ -123,13 +125,13 @@ def _smaller_flags(plan: Plan, wanted_bytes: int, activity: Activity) -> str:
         )
     if activity == "evaluate":
         ways.append("--set train.eval_every=0 leaves evaluations out")
-    elif plan.compute.recompute == "none":
-        ways.append("--set train.recompute=block keeps fewer activations")
-    share = plan.layout.offload_frozen
-    if 0 < share < 1:
-        ways.append("--set devices.offload_frozen=1 keeps all frozen blocks in host memory")
-    if plan.layout.shards == 1 and plan.layout.num_devices > 1 and not share:
-        ways.append("--strategy fsdp shares the model's state out")
+    rows = saving_memory(listed_with(plan.features))
+    remedies = [row.load().remedy(plan.features.get(row.name), activity) for row in rows]
+    ways += [remedy for remedy in remedies if remedy]
+    sharded = auto_strategy(plan.layout.engine, "only a shard fits")
+    is_served = all(row.load().serves(sharded) for row in rows_of(plan.features))
+    if plan.layout.shards == 1 and plan.layout.num_devices > 1 and is_served:
+        ways.append(f"--strategy {sharded.name} shares the model's state out")
     return ", or ".join(ways or ["--set devices.offload=true, more devices, or a smaller model"])
 
 

@@ -80,11 +80,9 @@ class Prediction:
     def _row_of_plan(self) -> StrategyForecast | None:
         """The row with the strategy and settings of the config's own plan."""
         for row in self.rows:
-            if (
-                self.plan is None
-                or row.plan is None
-                or row.recompute != self.plan.compute.recompute
-            ):
+            if self.plan is None or row.plan is None:
+                continue
+            if row.recompute != self.plan.features.get("recompute", "none"):
                 continue
             same_strategy = row.plan.layout.strategy == self.plan.layout.strategy
             if same_strategy and row.plan.layout.shards == self.plan.layout.shards and row.cost:

@@ -12,7 +12,7 @@ class FusibleAttention(nnx.Module):
     """A module whose attention may be fused.
 
     size: of a head
-    fused: whether it is; open_model() sets it from the plan
+    fused: whether it is: a feature sets it
     """
 
     size: int

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
 import jax
+from flax import nnx
 
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
@@ -42,14 +43,15 @@ class JaxHooks:
 
     value: what the plan has of the feature
     keeps_average: whether a state has an average, which evaluations take for the weights
-    fuses_attention: whether the model computes attention by one fused kernel
     """
 
     keeps_average: ClassVar[bool] = False
-    fuses_attention: ClassVar[bool] = False
 
     def __init__(self, engine: HookedEngine, value: Any) -> None:
         self.engine, self.value = engine, value
+
+    def prepare(self, model: nnx.Module) -> None:
+        """Change the layers of the model."""
 
     def before_step(self, state: Any, batch: Batch) -> None:
         """Before the program of a step is called; the loss was checked."""

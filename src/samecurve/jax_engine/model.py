@@ -6,10 +6,8 @@ they come from the model itself.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +15,11 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
-from samecurve.core.config.section import Precision, Recompute
+from samecurve.core.config.section import Precision
 from samecurve.core.protocols import Task
 from samecurve.core.weights import values
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, PyTree, Shape
-from samecurve.jax_engine.attention import fuse_attention
 from samecurve.jax_engine.complex_pairs import is_complex, join
 from samecurve.jax_engine.dropout import key_dropout
 
@@ -91,11 +88,14 @@ class FlaxModel:
 
 
 def open_model(
-    task: Task, precision: Precision, how: Recompute, seed: int, *, fused: bool = False
+    task: Task,
+    precision: Precision,
+    seed: int,
+    prepare: Sequence[Callable[[nnx.Module], None]] = (),
 ) -> tuple[FlaxModel, InitialValue]:
     """The model, and the initial values of its parameters.
 
-    fused: whether a kernel of cuDNN computes the attention of our models
+    prepare: each changes the model's layers
 
     UserError: a parameter can't be trained.
     """
@@ -104,16 +104,19 @@ def open_model(
     def make() -> nnx.Module:
         module: nnx.Module = task.model()
         key_dropout(module, seed)
-        if fused:
-            fuse_attention(module)
         return module
 
-    model, params = _split(abstract_model(make), how)
+    def split(module: nnx.Module) -> tuple[FlaxModel, Arrays]:
+        for change in prepare:
+            change(module)
+        return _split(module)
+
+    model, params = split(abstract_model(make))
     rules = {name: task.initial(name, leaf.shape) for name, leaf in params.items()}
     only_model_knows_values = not all(rules.values()) or bool(model.rest)
     if only_model_knows_values:
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            model, params = _split(make(), how)
+            model, params = split(make())
         for name, leaf in model.rest.items():
             if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
                 model.rest[name] = _from_first_process(leaf)
@@ -133,12 +136,12 @@ def open_model(
 
 def param_shapes(module: nnx.Module) -> dict[str, Shape]:
     """Shapes of a model's parameters, by their names in a checkpoint."""
-    return _split(module, "none")[0].shapes
+    return _split(module)[0].shapes
 
 
 def named_values(module: nnx.Module) -> dict[str, HostArray]:
     """The values of a module's parameters, by the same names."""
-    return {name: np.asarray(leaf) for name, leaf in _split(module, "none")[1].items()}
+    return {name: np.asarray(leaf) for name, leaf in _split(module)[1].items()}
 
 
 def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
@@ -149,11 +152,10 @@ def abstract_model(make: Callable[[], nnx.Module]) -> nnx.Module:
         return make()
 
 
-def _split(module: nnx.Module, how: Recompute) -> tuple[FlaxModel, Arrays]:
+def _split(module: nnx.Module) -> tuple[FlaxModel, Arrays]:
     """Split a module into a model and its parameters' values. UserError: two arrays have the same
     name.
     """
-    recompute(module, how)
     params, rest = nnx.state(module, nnx.Param), nnx.state(module, nnx.Not(nnx.Param))
     names, rest_names = (
         [".".join(map(str, path)) for path, _ in nnx.to_flat_state(state)]
@@ -189,8 +191,13 @@ def _from_first_process(value: PyTree) -> PyTree:
     return broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
+def is_differentiable(array: jax.Array) -> bool:
+    """Whether an array's numbers can have gradients: it is no array of integers or truths."""
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
 def _spec(name: str, leaf: jax.Array) -> ParamSpec:
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+    if not is_differentiable(leaf):
         raise UserError(
             f"parameter {name} holds {leaf.dtype}",
             "nnx.Param for what is trained, in float32 or complex64; another nnx.Variable for what"
@@ -222,39 +229,3 @@ def blocks(model: nnx.Module) -> list[nnx.Module]:
         for part in module
         if isinstance(part, nnx.Module) and callable(part)
     ]
-
-
-def recompute(model: nnx.Module, how: Recompute) -> None:
-    """Let each block run again in backward instead of keeping its activations."""
-    if how == "none":
-        return
-    policy = _keep_real_products if how == "selective" else None
-    parts = blocks(model)
-    classes = {kind: _recomputed_class(kind, policy) for kind in {type(part) for part in parts}}
-    for part in parts:
-        part.__class__ = classes[type(part)]
-
-
-def _recomputed_class(kind: Any, policy: Callable[..., bool] | None) -> Any:
-    """A class whose calls run again in backward."""
-
-    def call(block: nnx.Module, *args: Any, **kwargs: Any) -> Any:
-        graph, state = nnx.split(block)
-        pure = jax.checkpoint(
-            lambda state, *args, **kwargs: kind.__call__(nnx.merge(graph, state), *args, **kwargs),
-            policy=policy,
-        )
-        return pure(state, *args, **kwargs)
-
-    return type(kind.__name__, (kind,), {"__call__": call})
-
-
-def _keep_real_products(primitive: Any, *inputs: Any, **parameters: Any) -> bool:
-    """Whether recompute "selective" keeps a result: it keeps real products with weights.
-
-    jax.checkpoint can't keep complex values (reduce_precision refuses them).
-    """
-    is_product: Callable[..., bool] = partial(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, primitive
-    )
-    return is_product(*inputs, **parameters) and not any(map(is_complex, inputs))

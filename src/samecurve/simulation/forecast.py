@@ -6,16 +6,14 @@ plan() plans each combination, and the cost of its step is estimated.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from samecurve.core.config.section import Recompute
 from samecurve.core.config.sections import Config
-from samecurve.core.feature_list import wanted
 from samecurve.core.planning.capacity import memory_room
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import memory_options, sample_bytes
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy, strategies_of
-from samecurve.errors import UserError
+from samecurve.errors import ASK_SAME_BITS, UserError
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Traffic, traffic
 from samecurve.simulation.step_time import StepCost, Utilization, step_cost
@@ -31,7 +29,7 @@ class StrategyForecast:
 
     name: str
     shards: int
-    recompute: Recompute
+    recompute: str
     need: int | None  # bytes of a device with one sample at once; None: activations are unknown
     room: int  # usable bytes of a device
     whole: bool  # one copy of the model on each device, or one copy shared among all devices
@@ -101,14 +99,10 @@ def _not_predicted(config: Config, cluster: Cluster) -> Iterator[tuple[str, str]
             " into the step",
             "--engine torch, or leave --machine out",
         )
-    if config.train.is_exact:
+    if config.train.asks_same_bits:
         yield (
-            "--machine does not predict --exact, whose sums go along a tree by other collectives",
-            "leave one of them out",
-        )
-    if section.offload:
-        yield (
-            "--machine does not predict devices.offload, whose updates are made by the host",
+            f"--machine does not predict {ASK_SAME_BITS}, whose sums go along a tree by other"
+            " collectives",
             "leave one of them out",
         )
     yield from _features_not_predicted(config)
@@ -155,12 +149,12 @@ def compare_strategies(
 
     If the savings of recomputation are unknown, only the config's own setting is used.
     """
-    ways: tuple[Recompute, ...] = (config.train.recompute,)
+    ways = [vars(config.train)["recompute"]]
     if facts.activations.recompute_bytes:
-        ways = ("none", "selective", "block")
+        ways = ["none", "selective", "block"]
     setting = _Setting(facts, cluster, utilization)
     return [
-        _forecast(_with_recompute(candidate, how), spec, shards, setting)
+        _forecast(candidate.with_values(train={"recompute": how}), spec, shards, setting)
         for spec, candidate, shards in _candidates(config, cluster)
         for how in ways
     ]
@@ -226,23 +220,18 @@ def _with_devices(config: Config, **section: object) -> Config:
     return config.model_copy(update={"devices": config.devices.model_copy(update=section)})
 
 
-def _with_recompute(config: Config, how: Recompute) -> Config:
-    return config.model_copy(update={"train": config.train.model_copy(update={"recompute": how})})
-
-
 def _forecast(
     config: Config, spec: StrategySpec, shards: int, setting: _Setting
 ) -> StrategyForecast:
     facts, cluster = setting.facts, setting.cluster
-    features = [row.load() for row in wanted(config, facts.features)]
-    machine, options = cluster.machine, memory_options(config, kind="cuda", features=features)
+    machine, options = cluster.machine, memory_options(config, None, "cuda", brought=facts.features)
     each = sample_bytes(options, facts)
     devices = machine.devices * machine.hosts
     room = memory_room(options, facts, devices, spec=spec, shards=shards)
     forecast = StrategyForecast(
         name=spec.name,
         shards=shards,
-        recompute=config.train.recompute,
+        recompute=options.rerun,
         need=None if each is None else room.needed(each),
         room=int(room.usable),
         whole=shards in {1, cluster.num_devices},

@@ -9,6 +9,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.feature_list import why_twice
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import ASSUMED_MFU
+from samecurve.core.planning.memory import memory_options
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.simulation.cluster import Cluster
@@ -46,7 +47,7 @@ class StepCost:
     mfu: float  # model FLOPs of the step over the devices' peak
     traffic: Traffic
     formulas: dict[str, str]  # by the name of the number
-    copies: float = 0.0  # from host memory (devices.offload_frozen), not hidden by computation
+    copies: float = 0.0  # from host memory, not hidden by computation
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def step_cost(
         exposed, hidden = _expose_reduced(sent, one_round)
     metrics = sent.seconds_of("metrics")
     update, touched = _update(config, plan, facts, cluster, plan.layout.shards)
-    copies, copying = _expose_copies(plan, facts, cluster, one_round)
+    copies, copying = _expose_copies(config, plan, facts, cluster, one_round)
     seconds = compute + update + exposed + metrics + copies
     alone_update, _ = _update(config, plan, facts, cluster, 1)
     alone = global_batch_size / micro * one_round.total + alone_update
@@ -124,19 +125,9 @@ def _round_time(plan: Plan, forward: float) -> _RoundTime:
     goes_twice = plan.batch.accumulation_steps > 1 and why_twice(plan.features)
     return _RoundTime(
         forward,
-        recompute=_share_run_again(plan) * forward,
+        recompute=plan.rerun_share * forward,
         first_pass=forward if goes_twice else 0.0,
     )
-
-
-def _share_run_again(plan: Plan) -> float:
-    """The share of the forward pass that runs again during the backward pass.
-
-    "selective" keeps every second matrix product with torch, and each one with jax.
-    """
-    if plan.compute.recompute == "selective":
-        return 0.5 if plan.layout.engine == "torch" else 0.0
-    return 1.0 if plan.compute.recompute == "block" else 0.0
 
 
 def _compute_formulas(
@@ -199,23 +190,20 @@ def _update(
 
 
 def _expose_copies(
-    plan: Plan, facts: Facts, cluster: Cluster, one_round: _RoundTime
+    config: Config, plan: Plan, facts: Facts, cluster: Cluster, one_round: _RoundTime
 ) -> tuple[float, str]:
-    """Exposed copies of frozen weights from host memory: (seconds, formula).
+    """Exposed copies of weights from host memory: (seconds, formula).
 
     A block is copied while the block before it computes; nothing computes ahead of the first one.
     """
-    if not plan.layout.offload_frozen:
-        return 0.0, ""
-    from samecurve.core.planning.frozen_blocks import host_blocks
-    from samecurve.core.planning.frozen_offload import host_copies
-
-    width = itemsize(plan.compute.precision)
-    host = host_blocks(facts, plan.layout.offload_frozen, width)
     rounds, link = plan.batch.accumulation_steps, cluster.device.host
-    copies = host_copies(host, facts, plan.compute.recompute, rounds)
+    options = memory_options(config, plan.compute.precision, "cuda", brought=facts.features)
+    found = (feature.host_copies(options, facts, rounds) for feature in options.features)
+    copies = next((one for one in found if one), None)
+    if copies is None:
+        return 0.0, ""
     forward, backward = copies.forward / link.bandwidth, copies.backward / link.bandwidth
-    first = host.largest / link.bandwidth
+    first = copies.first / link.bandwidth
     each = (
         max(0.0, forward - one_round.forward - one_round.first_pass)
         + max(0.0, backward - one_round.backward)

@@ -10,25 +10,17 @@ first_weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-MEMBERS: Mapping[str, str] = {
+from samecurve.core.feature_list import feature_members
+
+OWN_MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",
     "loss": (
         "loss(self, model, batch[, step][, epoch][, phase]) -> samecurve.Mean: the loss added over"
         " what was counted, and how much that was; step and epoch, if it asks for them, count from"
         ' 0. Or {"loss": Mean, name: Mean, ...}: the others are logged beside it'
-    ),
-    "features": (
-        "features(self, model, batch[, step][, epoch][, phase]) -> {name: tensor with one row a"
-        " sample}: with batch_loss() in place of loss(); all that a loss over the whole batch looks"
-        " at, labels too"
-    ),
-    "batch_loss": (
-        "batch_loss(self, features[, step][, epoch][, phase]) -> samecurve.Mean: the loss of the"
-        " whole batch, whose features of all devices are in the samples' order; or, as loss() may,"
-        " with others by name"
     ),
     "train_data": (
         "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) ->"
@@ -76,19 +68,10 @@ MEMBERS: Mapping[str, str] = {
         "optimizer(self, params[, lr][, phase]) -> torch.optim.Optimizer over all of params"
     ),
     "elementwise": "elementwise = True: that optimizer updates each number by itself",
-    "phases": (
-        'phases = {"critic": "critic.*", "generator": ("generator.*", "embed.*")}: several updates'
-        " in turn within a step, each of the parameters whose names match; loss(self, model, batch,"
-        " phase), and optimizer(self, params, lr, phase) if there is one (torch)"
-    ),
     "schedule": (
         "schedule(self, step) -> the factor of optimizer.lr at that step, counted from 0; or"
         " schedule(self, optimizer) -> a scheduler of torch.optim.lr_scheduler (torch): in place of"
         " the config's schedule"
-    ),
-    "after_step": (
-        "after_step(self, model, step): called after each update (step counts from 0), to change"
-        " weights and buffers that are not trained: a momentum teacher (torch)"
     ),
     "coupled": (
         'coupled = ("contrastive loss",): words for what mixes the samples of a batch, beside'
@@ -145,6 +128,10 @@ MEMBERS: Mapping[str, str] = {
         "export(self, model, directory): writes what belongs beside the weights (a config, a"
         " tokenizer); may return lines for the user"
     ),
+}
+
+# what knows weights as other programs have them: what a run begins from, `export`, `--init-from`
+WEIGHT_MEMBERS: Mapping[str, str] = {
     "export_hf": (
         "export_hf(self, tensors, directory, dtype) -> ({their name: tensor}, lines): writes what"
         " the Hugging Face libraries read beside the weights; gives those under their names, and"
@@ -188,6 +175,9 @@ MEMBERS: Mapping[str, str] = {
     ),
 }
 
+# what a class may have: for every run; for weights as other programs have them; for features
+MEMBERS: Mapping[str, str] = {**OWN_MEMBERS, **WEIGHT_MEMBERS, **feature_members()}
+
 
 class ExportedFile(NamedTuple):
     """Weights as export_as() gives them."""
@@ -207,60 +197,25 @@ def _none(*_: object) -> None:
     """No value: the default of a method that may give nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+# What stands for a member that a class leaves out, where that is not None: the words of MEMBERS say
+# what None stands for.
+_DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("train_data", "eval_data", "test_data", "initial", "export"), _none),
+    **dict.fromkeys(("facts", "assets"), dict),
+    **dict.fromkeys(("metric_names", "coupled"), ()),
+    **dict.fromkeys(("phases", "exports"), MappingProxyType({})),
+    **dict.fromkeys(("elementwise", "frozen_base"), False),
+    "export_format": "safetensors",
+}
+
+
 class TaskMethods:
-    """The members of one object, with a default for each that its class leaves out.
+    """The members of one object, as attributes. A method of the class is bound to its object."""
 
-    A method of the class is bound to its object. None means that nothing takes its place; the
-    comments say what the others stand for.
-    """
+    def __init__(self, task: object) -> None:
+        for name in MEMBERS:
+            setattr(self, name, getattr(task, name, _DEFAULTS.get(name)))
 
-    # a class has loss(), or features() with batch_loss(); the engine-free part of a task, neither
-    model: Method | None = None
-    loss: Method | None = None
-    features: Method | None = None
-    batch_loss: Method | None = None
+    if TYPE_CHECKING:
 
-    train_data: Method = _none  # every class has it
-    eval_data: Method = _none  # no held-out data
-    test_data: Method = _none
-    collate: Method | None = None  # samples are stacked
-    metrics: Method | None = None  # the loss alone is measured
-    metric_names: Sequence[str] | Mapping[str, tuple[int, ...]] = ()  # learnt from one row
-    summarize: Method | None = None  # each sum / weight
-
-    initial: Method = _none  # the module's own values
-    init_module: Method | None = None
-    model_blocks: Method | None = None  # found in the model
-    optimizer: Method | None = None  # the config's
-    elementwise: bool = False
-    phases: Any = field(default_factory=dict)  # class_checks.read_phases() reads them
-    schedule: Method | None = None  # the config's
-    after_step: Method | None = None
-    coupled: Sequence[str] = ()
-    frozen_base: bool = False
-    leave_out: Method | None = None  # rows are computed one by one
-
-    prepare: Method | None = None  # rows need no files
-    facts: Method = dict  # nothing is told
-    fingerprint: Method | None = None  # a hash over some samples
-
-    sample: Method | None = None  # nothing is shown
-    respond: Method | None = None
-    assets: Method = dict  # nothing is kept
-    export: Method = _none  # nothing beside the weights
-    export_hf: Method | None = None
-    export_adapter: Method | None = None
-    exports: Mapping[str, str] = field(default_factory=dict)
-    export_as: Method | None = None
-    export_format: str = "safetensors"
-    load_hf: Method | None = None  # the names are ours
-    convert_weights: Method | None = None  # the arrays are as the model has them
-    read_adapter: Method | None = None  # adapters of others are not read
-    unlike: Method | None = None  # the `model:` sections are compared
-
-    @classmethod
-    def of(cls, task: object) -> "TaskMethods":
-        """The members of one object."""
-        names = [member.name for member in fields(cls) if hasattr(task, member.name)]
-        return cls(**{name: getattr(task, name) for name in names})
+        def __getattr__(self, name: str) -> Any: ...

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
-from samecurve.core.feature_list import features_of, hooks_of
+from samecurve.core.feature_list import brought_by, hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -60,6 +60,7 @@ from samecurve.torch_engine.strategies import make_strategy
 if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
+    from samecurve.torch_engine.strategies.base import Materialize
 
 
 class TorchEngine:
@@ -102,7 +103,7 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        always = dict.fromkeys(features_of(plan.compute.precision))
+        always = dict.fromkeys(brought_by(plan.compute.precision))
         self._add_features({**always, **plan.features, **task.brings})
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)
@@ -204,7 +205,6 @@ class TorchEngine:
             is_split=is_split,
             allowed=self.plan.compute.allow_coupled,
         )
-        self._setup.step_buffers.update(verdict.steady)
         self._add_features(verdict.brings)
         self._begin_steps(state)
         return [*lines, *verdict.notes]
@@ -221,13 +221,16 @@ class TorchEngine:
         KEYED_FUNCTIONS.break_graphs()  # building it may have imported torch.compile
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped
-        offload = builder.offload
-        on_host = offload.names if offload else ()
-        materializer = builder.first_values.materializer(model, self.device, is_given, on_host)
-        if offload is None:
-            self._strategy.distribute(models, materializer)
-        else:
-            offload.distribute(self._strategy, models, materializer, self.devices)
+        features = self.features.values()
+        on_host = [name for hooks in features for name in hooks.names_on_host]
+        materialize: Materialize = builder.first_values.materializer(
+            model, self.device, is_given, on_host
+        )
+        for hooks in features:
+            materialize = hooks.before_layout(materialize)
+        self._strategy.distribute(models, materialize)
+        for hooks in features:
+            hooks.after_layout()
         if coupling_layers(model) and not self.plan.compute.norm_sync:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
@@ -243,7 +246,7 @@ class TorchEngine:
             ),
             updates=updates,
         )
-        for hooks in self.features.values():
+        for hooks in features:
             hooks.begin(state)
         return state
 
@@ -308,9 +311,7 @@ class TorchEngine:
         """Give every rank the first one's buffers, before what all ranks must see alike: those that
         each rank keeps for itself (train.allow_coupled) and those that each moves by itself.
         """
-        step_buffers = [
-            buffer
-            for name, buffer in self._strategy.models[0].named_buffers()
-            if name in self._setup.step_buffers
-        ]
-        self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)
+        names = self._setup.moved_buffers
+        named = self._strategy.models[0].named_buffers()
+        moved = [buffer for name, buffer in named if name in names]
+        self.comm.broadcast([*self._unsynced_buffers, *moved], self.device)

@@ -25,7 +25,6 @@ from pydantic import (
 from samecurve.units import parse_bytes
 
 Precision = Literal["f32", "bf16", "f16", "f64"]
-Recompute = Literal["none", "block", "selective"]
 Decay = Literal["constant", "linear", "cosine", "wsd"]
 ScheduleForm = Literal["samecurve", "transformers"]
 MINUTES_PATTERN = r"^\d+(\.\d+)?min$"

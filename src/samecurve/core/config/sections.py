@@ -166,12 +166,6 @@ class Devices(Section):
     """fsdp, hsdp with engine torch: a step of several rounds gathers weights and sums gradients in
     each round, or once a step, with whole weights and gradients on each device; auto: once a step
     where memory is known to suffice"""
-    offload: bool = False
-    """fsdp, hsdp: weights, gradients and optimizer in host memory"""
-    offload_frozen: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """single, dp, ddp with engine torch: share of the blocks whose frozen weights (the base beneath
-    an adapter) lie in host memory and are copied to the device ahead of use; same results, less
-    memory, slower where the copies take longer than the computation"""
     balance: Balance = "even"
     """dp, ddp with engine torch: as many microbatches for each device, or by its measured speed, or
     by relative speeds given here; same results"""
@@ -282,6 +276,10 @@ class Config(Section):
         """The features of which the config has a value that is no default."""
         return [row for row in self.features if row.is_named(vars(getattr(self, row.section)))]
 
+    def names(self, key: str) -> bool:
+        """Whether the config has a value of a feature's key that is no default."""
+        return any(key in row.keys for row in self.named_features)
+
     def excluding(self, key: str) -> list[str]:
         """The keys of the config that have a value which rules out another key."""
         rows = [row for row in self.named_features if key in row.load().excludes]
@@ -291,6 +289,10 @@ class Config(Section):
     def compiles_blocks(self) -> bool:
         """Whether engine torch is to compile the model's blocks."""
         return any(row.load().compiles_blocks for row in self.named_features)
+
+    def with_bits(self, *, same: bool) -> Self:
+        """The config of a run that has the same bits on any devices, or need not."""
+        return self.with_values(train={"exact": same})
 
     def without_features(self, is_left_out: Callable[[Any], bool]) -> Self:
         """The config without some features. is_left_out: says it of a Feature"""

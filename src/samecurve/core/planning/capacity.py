@@ -1,11 +1,17 @@
 """How many samples fit into a device's memory beside weights, gradients and optimizer state."""
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import accumulate, chain
 
-from samecurve.core.feature_list import listed_optimizers, spec_of
+from samecurve.core.feature_list import (
+    ListedFeature,
+    listed_and_installed,
+    listed_optimizers,
+    saving_memory,
+    spec_of,
+)
 from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Fit, FitCheck, Layout
@@ -23,11 +29,6 @@ from samecurve.core.planning.optimizer import optimizer_state
 from samecurve.core.strategies import StrategySpec, auto_strategy
 from samecurve.errors import UserError
 from samecurve.units import show_bytes, show_params
-
-if TYPE_CHECKING:
-    from samecurve.core.config.section import Recompute
-
-_SHARES = (0.25, 0.5, 0.75, 1.0)  # of devices.offload_frozen, that a remedy tries
 
 
 @dataclass(frozen=True)
@@ -199,21 +200,24 @@ def _what_needs_less(options: MemoryOptions, facts: Facts, layout: Layout) -> st
     ways = []
     if layout.shards < num_devices:
         flags = f"--strategy {sharded.name}"
-        if options.offload_frozen and "devices.offload_frozen" in sharded.refuses:
-            flags += " --set devices.offload_frozen=0"
+        for row in options.config.named_features:
+            if not row.load().serves(sharded):
+                flags += f" {row.flags_off}"
         shared_out = replace(
             here, flags=flags, why="shares the state out", spec=sharded, shards=num_devices
         )
         ways += _fitting(layout, [shared_out])
         if ways and flags == f"--strategy {sharded.name}":
             ways[0] += "; --strategy auto takes what fits"
-    ways += _fitting(layout, _recomputed(here))
-    ways += _fitting(layout, _offloaded(here, layout))
+    saving = saving_memory(listed_and_installed())
+    for features in accumulate([row] for row in saving):
+        ways += _fitting(layout, _ways_of(here, features))
     if layout.devices[0].kind == "cpu" and num_devices > 1 and not options.limit:
         ways.append("fewer ranks on this host, since they share its memory")
     if not ways:
         for other in (*_smaller_optimizers(here), *_adapters(here)):
-            ways += _fitting(layout, [other, *_recomputed(other), *_offloaded(other, layout)])
+            more = [_ways_of(other, features) for features in accumulate([row] for row in saving)]
+            ways += _fitting(layout, chain([other], *more))
     if not ways:
         return (
             f"a smaller model, more devices with --strategy {sharded.name}, or a device with more"
@@ -231,41 +235,20 @@ def _fitting(layout: Layout, ways: Iterable[_Way]) -> list[str]:
     return []
 
 
-def _recomputed(way: _Way) -> Iterator[_Way]:
-    """Ways that run more of the blocks again in backward, the cheapest first."""
-    choices: tuple[Recompute, ...] = ("none", "selective", "block")
-    for how in choices[choices.index(way.options.recompute) + 1 :]:
-        if how in way.facts.activations.recompute_bytes:
-            yield replace(
-                way,
-                flags=f"{way.flags} --set train.recompute={how}".strip(),
-                why=way.why or "keeps less for backward",
-                options=replace(way.options, recompute=how),
-            )
-
-
-def _offloaded(way: _Way, layout: Layout) -> Iterator[_Way]:
-    """Ways with more of the blocks' frozen weights in host memory; last all of them, and blocks
-    that run again.
-    """
-    options, facts = way.options, way.facts
-    on_gpu = layout.devices[0].kind == "cuda"
-    is_refused = "devices.offload_frozen" in way.spec.refuses or "after_step" in facts.features
-    if not (on_gpu and options.can_offload and facts.model.frozen_block_params) or is_refused:
-        return
-    ways = [
-        replace(
+def _ways_of(way: _Way, features: Sequence[ListedFeature]) -> Iterator[_Way]:
+    """Ways by other values of the last feature's keys; beyond these, of the others' as well."""
+    *before, row = features
+    feature, here = row.load(), way
+    for other in feature.ways(way.options, way.facts, way.spec):
+        here = replace(
             way,
-            flags=f"{way.flags} --set devices.offload_frozen={share:g}".strip(),
-            why=way.why or "keeps frozen weights in host memory",
-            options=replace(options, offload_frozen=share),
+            flags=f"{way.flags} --set {other.flags}".strip(),
+            why=way.why or other.why,
+            options=way.options.having(feature, **{row.section: other.values}),
         )
-        for share in _SHARES
-        if share > options.offload_frozen
-    ]
-    yield from ways
-    if ways:
-        yield from _recomputed(ways[-1])
+        yield here
+    if before and here is not way:
+        yield from _ways_of(here, before)
 
 
 def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
@@ -277,12 +260,11 @@ def _smaller_optimizers(way: _Way) -> Iterator[_Way]:
     specs = [spec_of(name) for name in listed_optimizers()]
     smaller = sorted((spec.instead_of_adamw, spec.name) for spec in specs if spec.instead_of_adamw)
     for _, name in smaller:
-        other = section.with_values(name=name)
         yield replace(
             way,
             flags=f"--set optimizer.name={name}",
             why="keeps less of each parameter: another curve",
-            options=replace(way.options, optimizer=other),
+            options=way.options.having(optimizer={"name": name}),
         )
 
 

@@ -6,7 +6,7 @@ What can't be computed so is refused; so is what would make the result depend on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Precision, Recompute
+from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
 from samecurve.core.planning import Decision, DecisionLog
@@ -25,36 +25,34 @@ class Compute:
 
     precision: Precision
     threads: int  # inside one device's operations
-    recompute: Recompute
-    # microbatches are computed one by one, and their results are added along TreeSum's tree
-    exact: bool = False
+    same_bits: bool = False  # on any devices; exact.py decides
     norm_sync: bool = False  # BatchNorm over all samples of a step
     keyed_dropout: bool = False  # random masks follow the sample
     allow_coupled: bool = False  # what the split check finds is said, not refused
     non_finite: str = "stop"
 
     # Four decisions, independent of each other. Where all are so, a run has the same bits on any
-    # devices. Engines ask these, and not `exact`:
+    # devices. Whoever acts on one of them asks it, and not `same_bits`:
 
     @property
     def fixed_microbatches(self) -> bool:
         """Whether microbatches have one size on any devices; else the devices cut the batch."""
-        return self.exact
+        return self.same_bits
 
     @property
     def reducer(self) -> Reducer:
         """What adds up gradients over microbatches and devices."""
-        return "tree" if self.exact else "collective"
+        return "tree" if self.same_bits else "collective"
 
     @property
     def deterministic(self) -> bool:
         """Whether kernels give the same bits each time."""
-        return self.exact
+        return self.same_bits
 
     @property
     def fixed_threads(self) -> bool:
         """Whether a device computes with the same number of threads on any devices."""
-        return self.exact
+        return self.same_bits
 
 
 def choose_compute(
@@ -63,13 +61,13 @@ def choose_compute(
     *,
     precision: Precision,
     threads: int,
+    same_bits: bool,
 ) -> Compute:
     """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
         precision=precision,
         threads=threads,
-        recompute=train.recompute,
-        exact=train.is_exact,
+        same_bits=same_bits,
         norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
         allow_coupled=train.allow_coupled,
@@ -136,15 +134,8 @@ def choose_threads(section: Devices, layout: Layout, machine: Machine) -> Decisi
     return Decision(max(1, cores // num_devices), {"threads": reason})
 
 
-def check_model_computes(train: Train, precision: Precision, facts: Facts) -> None:
-    """UserError: the model can't run blocks again, or not in this precision."""
-    if train.recompute != "none" and facts.blocks < 2:
-        raise UserError(
-            f"train.recompute {train.recompute}: the model has no repeated blocks that could"
-            " be run again",
-            "its layers in a ModuleList or Sequential, or leave it out",
-            "train.recompute",
-        )
+def check_model_computes(precision: Precision, facts: Facts) -> None:
+    """UserError: the model can't compute in this precision."""
     narrow_only = facts.quantized.narrow_only
     if narrow_only and precision not in {"bf16", "f16"}:
         raise UserError(
@@ -155,7 +146,12 @@ def check_model_computes(train: Train, precision: Precision, facts: Facts) -> No
 
 
 def check_coupled(
-    log: DecisionLog, train: Train, coupled: Sequence[str], split: BatchSplit
+    log: DecisionLog,
+    train: Train,
+    coupled: Sequence[str],
+    split: BatchSplit,
+    *,
+    fixed_microbatches: bool,
 ) -> None:
     """Log why a model that mixes samples gives the same result here, or warn that it may not.
 
@@ -174,19 +170,13 @@ def check_coupled(
             )
         return
     layers = first_and_count(coupled)
-    if train.recompute != "none":
-        raise UserError(
-            f"{layers} would count its statistics twice where blocks are computed again",
-            "leave train.recompute out",
-            "train.recompute",
-        )
     others = [name for name in coupled if not name.startswith("BatchNorm")]
     is_whole, rounds = split.num_microbatches == 1, split.accumulation_steps
     if not others and train.norm_sync and (is_whole or rounds == 1):
         log.reasons["coupled"] = f"{layers}: statistics over the whole step, synchronised"
     elif not others and is_whole:
         log.reasons["coupled"] = f"{layers}: one microbatch a step, so nothing is split"
-    elif train.allow_coupled and train.is_exact:
+    elif train.allow_coupled and fixed_microbatches:
         log.reasons["coupled"] = (
             f"{layers} mixes the samples of a microbatch, which are the same on any devices"
             " (train.exact)"

@@ -41,9 +41,7 @@ class Layout:
     # every rank takes part in each round: what a rank computes with is spread over all ranks
     every_rank_every_round: bool
     reshard: bool = True
-    offload: bool = False
     preflight: int = 0
-    offload_frozen: float = 0.0  # share of the blocks whose frozen weights lie in host memory
     # weights are gathered, and gradients summed over devices, once a step, not in each round
     gathers_once: bool = False
 
@@ -57,8 +55,8 @@ class Layout:
 
     @property
     def interleaved(self) -> int:
-        """Devices that take neighbouring microbatches in each round of an exact run: those that
-        gather weights and sum gradients together in each round.
+        """Devices that take neighbouring microbatches in each round, where these are fixed:
+        those that gather weights and sum gradients together in each round.
         """
         return self.shards if self.is_sharded_by_block and not self.gathers_once else 1
 
@@ -163,10 +161,12 @@ def choose_layout(
     machine: Machine,
     *,
     norm_sync: bool,
+    fixed_microbatches: bool,
 ) -> Decision[Layout]:
     """How the strategy lies on these devices.
 
     norm_sync: BatchNorm layers of the model are synchronised, so all ranks meet in each round
+    fixed_microbatches: they have one size on any devices
 
     UserError: the strategy does not serve what the config asks for.
     """
@@ -180,12 +180,11 @@ def choose_layout(
             f"as asked; {len(devices) // shards} copies of the model, each shared out among"
             f" {shards} devices"
         )
-    _check_offload(section, spec, devices, shards)
     world_size = _world_size(spec, len(devices), machine.started)
     meets_every_round = shards > 1
-    if spec.processes == "as started" and not train.is_exact:
+    if spec.processes == "as started" and not fixed_microbatches:
         meets_every_round = machine.started > 1
-    meets_every_round |= norm_sync and not train.is_exact
+    meets_every_round |= norm_sync and not fixed_microbatches
     sync = choose_sync(section.sync, spec, devices, shards)
     layout = Layout(
         engine=spec.engine,
@@ -197,9 +196,7 @@ def choose_layout(
         shards=shards,
         every_rank_every_round=meets_every_round,
         reshard=section.reshard and spec.engine == "torch",
-        offload=section.offload,
         preflight=section.preflight,
-        offload_frozen=section.offload_frozen,
     )
     return Decision(layout, {**reasons, **sync.reasons})
 
@@ -207,8 +204,6 @@ def choose_layout(
 def _check_options(section: Devices, train: Train, spec: StrategySpec) -> None:
     """UserError: the strategy refuses what the config asks for."""
     wanted = {
-        "devices.offload": section.offload,
-        "devices.offload_frozen": section.offload_frozen > 0,
         "devices.shards": section.shards is not None,
         "train.norm_sync": train.norm_sync,
     }
@@ -241,27 +236,6 @@ def _choose_shards(wanted: int | None, spec: StrategySpec, num_devices: int, hos
         )
     on_a_host = num_devices // hosts
     return wanted or (on_a_host if on_a_host in proper else proper[-1])
-
-
-def _check_offload(
-    section: Devices, spec: StrategySpec, devices: tuple[Device, ...], shards: int
-) -> None:
-    """UserError: nothing could lie in host memory instead."""
-    on_cpu = devices[0].kind == "cpu"
-    if section.offload and (shards == 1 or on_cpu):
-        why = "these are CPU ranks: their state is in host memory already"
-        if shards == 1:
-            why = f"strategy {spec.name} holds the whole model on each device"
-        raise UserError(
-            f"devices.offload: {why}", "leave it out, or --strategy fsdp on GPUs", "devices.offload"
-        )
-    if section.offload and section.gather == "step":
-        raise UserError(
-            "devices.gather step: whole weights stay on the device, which devices.offload is to"
-            " avoid",
-            "leave one of them out",
-            "devices.gather",
-        )
 
 
 def _world_size(spec: StrategySpec, num_devices: int, started: int) -> int:

@@ -5,18 +5,20 @@ Activations: the bytes that the backward pass keeps, counted by the task (Facts.
 and scaled by the width of the precision.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
-from samecurve.core.config.section import Precision, Recompute
+from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config, Optimizer
+from samecurve.core.feature_list import wanted
+from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Kind
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.strategies import StrategySpec
-from samecurve.units import counted
 
 # Activations as a share of those in f32, for tasks that have not counted them (autocast_bytes):
 # autocast keeps matrix inputs in 2 bytes, norms and the residual stream in 4, so the share lies
@@ -45,37 +47,42 @@ def logit_rows(vocab: int, kind: str) -> int:
     return min(most, max(least, _LOGITS[kind] // vocab))
 
 
-class FeatureMemory(Protocol):
-    """What a Feature needs of memory (core/feature.py)."""
+class PlannedFeature(Protocol):
+    """What planning asks a Feature (core/feature.py)."""
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def excludes(self) -> Sequence[str]: ...
+    def not_same_bits(self, config: Config) -> str: ...
+    def rerun(self, config: Config) -> str: ...
     def numbers_kept(self, config: Config, facts: Facts) -> Mapping[str, int]: ...
+    def placed(
+        self, terms: "list[MemoryTerm]", options: "MemoryOptions", facts: Facts, spec: StrategySpec
+    ) -> "list[MemoryTerm]": ...
     def memory(
-        self, config: Config, options: "MemoryOptions", facts: Facts, spec: StrategySpec
+        self, options: "MemoryOptions", facts: Facts, spec: StrategySpec
     ) -> "MemoryTerm | None": ...
     def memory_of_step(
-        self,
-        config: Config,
-        options: "MemoryOptions",
-        facts: Facts,
-        sizes: "BatchSizes",
-        shards: int,
+        self, options: "MemoryOptions", facts: Facts, sizes: "BatchSizes", shards: int
     ) -> "MemoryTerm | None": ...
+    def host_copies(
+        self, options: "MemoryOptions", facts: Facts, rounds: int
+    ) -> "HostCopies | None": ...
+    def check(self, config: Config, layout: Any) -> None: ...
+    def check_model(self, config: Config, facts: Facts) -> None: ...
+    def decide(self, planned: Any) -> Decision[Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
-    """The values of a config that decide how much memory a device needs."""
+    """What of a config decides how much memory a device needs."""
 
-    precision: Precision
-    recompute: Recompute
-    offload: bool
-    offload_frozen: float
-    reshard: bool
-    optimizer: Optimizer
-    limit: int | None  # bytes of each device to plan with at most (devices.memory)
-    # features that the config names, and the config
-    features: tuple[tuple["FeatureMemory", Config], ...] = ()
-    can_offload: bool = True  # nothing else in the config stands against devices.offload_frozen
+    config: Config
+    precision: Precision  # the one that was chosen
+    features: tuple["PlannedFeature", ...] = ()  # of the run
     kind: Kind = "cpu"  # of the devices
 
     @property
@@ -83,29 +90,71 @@ class MemoryOptions:
         """Bytes of a weight."""
         return itemsize(self.precision)
 
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.config.optimizer
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes of each device to plan with at most."""
+        return self.config.devices.memory
+
+    def having(self, *features: "PlannedFeature", **values: Mapping[str, Any]) -> "MemoryOptions":
+        """The options with other values of the config, by section, and with these features."""
+        more = tuple(feature for feature in features if feature not in self.features)
+        return replace(
+            self, config=self.config.with_values(**values), features=(*self.features, *more)
+        )
+
+    @cached_property
+    def rerun(self) -> str:
+        """What runs again in backward, by the names of the task's counts; "none": nothing."""
+        found = (feature.rerun(self.config) for feature in self.features)
+        return next((how for how in found if how != "none"), "none")
+
 
 def memory_options(
     config: Config,
     precision: Precision | None = None,
     kind: Kind = "cpu",
-    features: Sequence["FeatureMemory"] = (),
+    brought: Iterable[str] = (),
 ) -> MemoryOptions:
     """The options of a config.
 
     precision: the one that was chosen; None: the config's. kind: of the devices
+    brought: names of the features that the task brings
     """
     return MemoryOptions(
+        config=config,
         precision=precision or config.train.precision,
-        recompute=config.train.recompute,
-        offload=config.devices.offload,
-        offload_frozen=config.devices.offload_frozen,
-        reshard=config.devices.reshard,
-        optimizer=config.optimizer,
-        limit=config.devices.memory,
-        features=tuple((feature, config) for feature in features),
-        can_offload=not config.excluding("devices.offload_frozen"),
+        features=tuple(row.load() for row in wanted(config, brought)),
         kind=kind,
     )
+
+
+@dataclass(frozen=True)
+class Way:
+    """Other values of a feature's keys, with which a device holds less.
+
+    flags: how the user asks for them, after --set
+    """
+
+    values: Mapping[str, Any]  # by key, in the feature's section
+    flags: str
+    why: str
+
+
+@dataclass(frozen=True)
+class HostCopies:
+    """The bytes that a device copies from host memory for a microbatch."""
+
+    forward: int
+    backward: int  # with those of blocks that run again
+    first: int  # ahead of which nothing is computed
+
+    @property
+    def bytes(self) -> int:
+        return self.forward + self.backward
 
 
 @dataclass(frozen=True)
@@ -166,8 +215,6 @@ def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[
         """size: bytes on one device"""
         if shards > 1:
             formula += f" / {shards} shards"
-        if options.offload:
-            return MemoryTerm(name, 0, f"{formula}: in host memory")
         return MemoryTerm(name, size, formula)
 
     def weights(name: str, numbers: int) -> MemoryTerm:
@@ -178,8 +225,8 @@ def replicated_state(options: MemoryOptions, facts: Facts, shards: int) -> list[
         weights("gradients", facts.trainable),
         term("optimizer", state.bytes_of_shard(shards), state.formula),
     ]
-    for feature, config in options.features:
-        terms += [weights(*kept) for kept in feature.numbers_kept(config, facts).items()]
+    for feature in options.features:
+        terms += [weights(*kept) for kept in feature.numbers_kept(options.config, facts).items()]
     if facts.quantized.packed:
         packed = packed_bytes(facts)
         formula = facts.formulas.get("packed", f"{packed} x 1 B")
@@ -192,18 +239,20 @@ def packed_bytes(facts: Facts) -> int:
     return sum(prod(facts.model.arrays[name]) for name in facts.quantized.packed)
 
 
-def gathered_by_block(options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
+def gathered_by_block(options: MemoryOptions, facts: Facts, *, reshard: bool) -> list[MemoryTerm]:
     """The parts of a sharded model that are gathered for a while.
 
     Blocks are gathered one after the other, each while the block before it computes; parameters
     outside of blocks stay gathered.
+
+    reshard: whether a block's weights are let go of after its forward pass
     """
     width = options.itemsize
     narrow = autocast_itemsize(options.precision)
     # blocks may be unequal: block_params is the largest
     outside = max(0, facts.params - facts.blocks * facts.block_params)
     blocks = facts.blocks  # whole at once
-    if options.reshard:
+    if reshard:
         blocks = min(2, blocks)
     gathered = outside * width + blocks * facts.block_params * narrow
     gathered = min(facts.params * width, gathered)
@@ -254,17 +303,17 @@ def state_terms(
     sharing_process: devices of one CPU process, which share the memory of the process itself
     """
     terms = replicated_state(options, facts, shards)
-    if options.offload_frozen and shards == 1:
-        terms = _with_host_blocks(terms, options, facts, kind)
+    for feature in options.features:
+        terms = feature.placed(terms, options, facts, spec)
     if shards > 1 and spec.state == "sharded by block":
-        terms += gathered_by_block(options, facts)
+        terms += gathered_by_block(options, facts, reshard=options.config.devices.reshard)
     elif shards > 1:
         terms += _gathered_whole(options, facts)
     of_a_step = (
         _copies(options, facts, spec),
         _unpacked(options, facts),
         _scratch(options, facts, kind, samples),
-        *(feature.memory(config, options, facts, spec) for feature, config in options.features),
+        *(feature.memory(options, facts, spec) for feature in options.features),
     )
     terms += [term for term in of_a_step if term]
     formula = "libraries and context"
@@ -275,35 +324,6 @@ def state_terms(
     return [*terms, MemoryTerm("process", reserved, formula)]
 
 
-def _with_host_blocks(
-    terms: list[MemoryTerm], options: MemoryOptions, facts: Facts, kind: str
-) -> list[MemoryTerm]:
-    """The terms without the frozen weights that lie in host memory, and with their buffers.
-
-    A CPU rank's memory is host memory: it holds the weights and the buffers.
-    """
-    from samecurve.core.planning.frozen_blocks import host_blocks
-
-    host = host_blocks(facts, options.offload_frozen, options.itemsize)
-    blocks = counted(host.blocks, "block")
-    formula = f"{host.buffers} x {host.largest} B: the largest of {blocks} in host memory"
-    buffers = MemoryTerm("buffers", host.buffers * host.largest, formula)
-    if kind == "cpu":
-        return [*terms, buffers]
-    moved = {"weights": host.numbers * host.width, "packed": host.packed}
-    left = [
-        replace(
-            term,
-            bytes=term.bytes - moved[term.name],
-            formula=f"{term.formula} - {moved[term.name]} B in host memory",
-        )
-        if moved.get(term.name)
-        else term
-        for term in terms
-    ]
-    return [*left, buffers]
-
-
 def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:
     """Copies of weights in two bytes, which autocast makes unless weights are gathered so."""
     narrow = autocast_itemsize(options.precision)
@@ -312,7 +332,7 @@ def _copies(options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryT
         return None
     numbers = sum(prod(facts.model.arrays.get(name, ())) for name in facts.model.rounded)
     kept = "kept for backward"
-    if options.recompute != "none":
+    if options.rerun != "none":
         numbers, kept = 2 * facts.block_params, "of the largest block, with their gradient"
     if not numbers:
         return None
@@ -347,7 +367,7 @@ def _scratch(options: MemoryOptions, facts: Facts, kind: str, samples: int) -> M
             " added to its gradient"
         )
     size *= width
-    rerun = facts.activations.rerun_share.get(options.recompute, 0.0)
+    rerun = facts.activations.rerun_share.get(options.rerun, 0.0)
     if not rerun:
         return MemoryTerm("scratch", size, formula)
     why = "the block that is run again later"
@@ -356,7 +376,7 @@ def _scratch(options: MemoryOptions, facts: Facts, kind: str, samples: int) -> M
 
 def sample_bytes(options: MemoryOptions, facts: Facts) -> int | None:
     """Bytes of activations of one sample; None: not known."""
-    how, precision = options.recompute, options.precision
+    how, precision = options.rerun, options.precision
     if precision in {"bf16", "f16"} and how in facts.activations.autocast_bytes:
         return max(1, facts.activations.autocast_bytes[how])
     if options.kind == "cuda" and how in facts.activations.gpu_bytes.get(precision, {}):
@@ -375,8 +395,8 @@ def activation_term(
     if each is None:
         return None
     formula = f"{micro_batch_size} samples x {each} B"
-    if options.recompute != "none" and facts.activations.recompute_bytes:
-        formula += f", recompute {options.recompute}"
+    if options.rerun != "none" and facts.activations.recompute_bytes:
+        formula += f", recompute {options.rerun}"
     if facts.formulas.get("bytes_per_sample"):
         formula += f"; {facts.formulas['bytes_per_sample']}"
     if options.kind == "cuda" and options.precision in facts.activations.gpu_bytes:
@@ -400,10 +420,7 @@ def peak_terms(
     activations = activation_term(options, facts, split.micro_batch_size)
     others = (
         activations,
-        *(
-            feature.memory_of_step(config, options, facts, split, shards)
-            for feature, config in options.features
-        ),
+        *(feature.memory_of_step(options, facts, split, shards) for feature in options.features),
     )
     peak = settled(held, activations.bytes if activations else 0)
     return (*peak, *(term for term in others if term))

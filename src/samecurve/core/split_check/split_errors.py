@@ -236,6 +236,18 @@ def explain_buffer(name: str, where: str) -> UserError:
     )
 
 
+def explain_written(name: str, where: str) -> UserError:
+    """The error for a loss that writes into a weight."""
+    return UserError(
+        f"the loss changes the weight {name} while it is computed, so each device and each"
+        " microbatch changes its own, and under fsdp the change is lost",
+        "after_step(self, model, step) for what follows an update (weight clipping, pruning, a"
+        " teacher's average: docs/task-after-step.md). nn.Embedding(max_norm=m): no max_norm,"
+        " and embedding.weight.renorm_(2, 0, m) in after_step",
+        where,
+    )
+
+
 def explain_sharded(strategy: str, finding: Finding) -> UserError:
     """The error for a model that computes something else under a strategy than on one device."""
     what = (

@@ -30,14 +30,14 @@ class Hooks(TorchHooks):
         if self.setup.has_several_devices:
             for step in steps:
                 compare = CompareBeforeUpdate(self.setup, step.state, self.value)
-                step.after_microbatches.append(compare)
+                step.after_reduction.append(compare)
 
     def compare(self, state: State, step: int) -> int:
         """Compare after so many steps, on all ranks. Returns the number of arrays compared.
 
         RunError, on every rank: an array differs.
         """
-        left_out = self.setup.step_buffers  # each rank moves them by itself
+        left_out = self.setup.moved_buffers  # each rank moves them by itself
         if self.setup.plan.compute.allow_coupled:
             left_out = {name for name, _ in state.model.named_buffers()}
         return compare_replicas(self.setup, state, step, left_out)
@@ -71,20 +71,21 @@ def compare_replicas(
 
 class CompareBeforeUpdate:
     """The hook of a step whose process has several devices: it compares their parameters before the
-    gradients are added up. The update will give all of them the first one's parameters again.
+    update, which will give all of them the first one's parameters again.
     """
 
     def __init__(self, setup: EngineSetup, state: State, interval: int) -> None:
         self._setup, self._interval, self._done = setup, interval, state.step
 
     @torch.no_grad()
-    def __call__(self, _num_microbatches: int) -> None:
-        """RunError: a parameter differs."""
+    def __call__(self) -> bool:
+        """Returns True: the hook comes again. RunError: a parameter differs."""
         self._done += 1
         if self._done % self._interval == 0:
             replicas = self._setup.strategy.models
             holders = [dict(_arrays_of(model, buffers=False)) for model in replicas]
             _compare(self._setup, holders, self._done)
+        return True
 
 
 def _arrays_of(

@@ -42,13 +42,11 @@ class Compile(Feature[CompileFields, bool]):
             )
 
     def decide(self, planned: Planned) -> Decision[bool | None]:
-        """UserError: as check()."""
-        self.check(planned.config, planned.layout)
         parts, blocks = "the model as a whole: it has no repeated blocks", planned.facts.blocks
         if blocks > 1:
             parts = f"{blocks} blocks, one program for all that are alike"
         reason = f"{parts}; the first steps, and the first of each other shape, take longer"
-        if planned.config.train.is_exact:
+        if planned.compute.deterministic:
             reason += "; every rank compiles the same programs, which is checked"
         return Decision(True, {"compile": reason})
 

@@ -8,7 +8,7 @@ from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.core.planning.layout import Layout
 from samecurve.core.strategies import StrategySpec
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
 
 KEY = "devices.compress"
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
@@ -32,6 +32,7 @@ class CompressedSums(Feature[CompressFields, str]):
     plan_off = "none"
     is_in_each_plan = True
     of_some_strategies = True
+    follows_devices = True
     hooks = ("sum",)
 
     def check(self, config: Config, layout: Layout | None) -> None:
@@ -46,16 +47,11 @@ class CompressedSums(Feature[CompressFields, str]):
                 "leave --compress out, or --dtype f32",
                 KEY,
             )
-        if config.train.is_exact:
-            raise NotExactError(
-                f"train.exact: compress {how} rounds what each device sends",
-                "leave --compress out",
-                KEY,
-            )
+
+    def not_same_bits(self, config: Config) -> str:
+        return f"compress {self.fields_of(config).compress} rounds what each device sends"
 
     def decide(self, planned: Planned) -> Decision[str | None]:
-        """UserError: as check()."""
-        self.check(planned.config, planned.layout)
         how = self.fields_of(planned.config).compress
         warning = (
             f"gradients are reduced as {how}: results change with it and with the number of devices"

@@ -66,6 +66,7 @@ class EarlyStopFeature(Feature[EarlyStopFields, EarlyStopRule]):
     fields = EarlyStopFields
     value = EarlyStopRule
     is_in_each_plan = True
+    to_go_on = "--set train.early_stop.patience=N"
     hooks = ("loop",)
 
     def check(self, config: Config, _layout: Layout | None) -> None:
@@ -78,7 +79,7 @@ class EarlyStopFeature(Feature[EarlyStopFields, EarlyStopRule]):
             )
 
     def decide(self, planned: Planned) -> Decision[EarlyStopRule | None]:
-        """The rule. UserError: nothing would be evaluated before the end."""
+        """The rule. UserError: there is nothing to evaluate on."""
         section = self.fields_of(planned.config).early_stop
         if section is None:
             return Decision(None)
@@ -88,7 +89,6 @@ class EarlyStopFeature(Feature[EarlyStopFields, EarlyStopRule]):
                 "a share of the data for validation, or leave it out",
                 "train.early_stop",
             )
-        self.check(planned.config, planned.layout)
         goal = section.goal
         patience = counted(section.patience, "evaluation")
         margin = f", by more than {section.min_delta:g}" if section.min_delta else ""

@@ -1,9 +1,13 @@
 """The fused kernel in engine jax."""
 
+from flax import nnx
+
+from samecurve.jax_engine.attention import fuse_attention
 from samecurve.jax_engine.feature_hooks import JaxHooks
 
 
 class Hooks(JaxHooks):
-    """Has the model built with the kernel."""
+    """Has a kernel of cuDNN compute the attention of our models."""
 
-    fuses_attention = True
+    def prepare(self, model: nnx.Module) -> None:
+        fuse_attention(model)

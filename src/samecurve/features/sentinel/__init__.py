@@ -69,13 +69,11 @@ class Sentinel(Feature[SentinelFields, SentinelRule]):
         rule = SentinelRule(fields.sentinel, fields.on_sentinel)
         return Decision(rule, {"sentinel": reason}, _warnings(planned.layout))
 
-    def memory(
-        self, config: Config, options: MemoryOptions, facts: Facts, spec: StrategySpec
-    ) -> MemoryTerm | None:
+    def memory(self, options: MemoryOptions, facts: Facts, spec: StrategySpec) -> MemoryTerm | None:
         """The gradient beside the step's own. Sharded gradients make room for it; jax computes it
         before the step.
         """
-        fields = self.fields_of(config)
+        fields = self.fields_of(options.config)
         if not fields.sentinel or spec.engine != "torch" or spec.sharding != "none":
             return None
         width = options.itemsize

@@ -76,7 +76,7 @@ class Hooks(TorchHooks):
             step.before_step.append(sentinel.before_step)
             step.after_forward.append(sentinel.after_forward)
             step.after_backward.append(sentinel.after_backward)
-            step.first_steps.append(sentinel.after_reduction)
+            step.after_reduction.append(sentinel.after_reduction)
 
 
 class Sentinel:

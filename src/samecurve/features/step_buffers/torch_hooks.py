@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 
 import torch
 
+from samecurve.core.protocols import Batch, Round
 from samecurve.errors import UserError
 from samecurve.torch_engine.split_check.side_effects import equal
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
@@ -21,13 +22,18 @@ class Hooks(TorchHooks):
 
     value: AbstractSet[str]  # the buffers' names
 
+    def __init__(self, setup: EngineSetup, value: AbstractSet[str]) -> None:
+        super().__init__(setup, value)
+        self.moved_buffers = value
+
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
         for step in steps:
             buffers = StepBuffers(step.setup, self.value)
+            step.before_step.append(buffers.begin_step)
             step.before_forward.append(buffers.begin_microbatch)
             step.after_forward.append(buffers.after_forward)
             step.after_backward.append(buffers.after_backward)
-            step.after_microbatches.append(buffers.end_step)
+            step.after_reduction.append(buffers.end_step)
 
 
 class StepBuffers:
@@ -39,7 +45,7 @@ class StepBuffers:
     """
 
     def __init__(self, setup: EngineSetup, names: AbstractSet[str]) -> None:
-        if setup.plan.compute.recompute != "none":
+        if setup.plan.reruns_blocks:
             raise UserError(
                 f"buffer {first_and_count(sorted(names))} moves in each forward pass, and blocks"
                 " that are computed again would move it twice",
@@ -47,10 +53,14 @@ class StepBuffers:
                 "train.recompute",
             )
         self._names, self._setup, self._plan = names, setup, setup.plan
+        self._num_microbatches = 0
         # by device of this process: values as the step began, and after a forward pass
         self._kept: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
         self._after: list[dict[str, torch.Tensor]] = [{} for _ in setup.devices]
         self._checked: set[int] = set()  # devices whose first backward pass moved no buffer
+
+    def begin_step(self, batch: Batch[list[Round]]) -> None:
+        self._num_microbatches = batch.num_microbatches  # over all devices
 
     def begin_microbatch(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
         """Put back what the step began with, before a forward pass."""
@@ -85,18 +95,17 @@ class StepBuffers:
                 "model",
             )
 
-    def end_step(self, num_microbatches: int) -> None:
-        """Give every device the buffers of the first device that had a microbatch.
-
-        num_microbatches: of the step, over all devices.
+    def end_step(self) -> bool:
+        """Give every device the buffers of the first device that had a microbatch. Returns True:
+        the hook comes again.
         """
         plan = self._plan
         counts = [
-            len(plan.batch.microbatches_of(num_microbatches, device))
+            len(plan.batch.microbatches_of(self._num_microbatches, device))
             for device in range(plan.layout.num_devices)
         ]
         if all(counts):
-            return
+            return True
         comm = self._setup.comm
         own = plan.layout.devices_of(comm.rank)
         source = next(device for device, count in enumerate(counts) if count)
@@ -107,6 +116,7 @@ class StepBuffers:
             for name, buffer in self._named(index).items():
                 if index != at:
                     buffer.copy_(moved[name])
+        return True
 
     def _named(self, device_index: int) -> dict[str, torch.Tensor]:
         """The buffers of a replica as they are now: a module may put another tensor in a buffer's

@@ -6,7 +6,7 @@ batch_loss_step.py and jax_engine/batch_loss.py compute it.
 from dataclasses import dataclass
 
 from samecurve.core.config.section import Section
-from samecurve.core.config.sections import Config
+from samecurve.core.config.sections import Config as Config
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
@@ -27,6 +27,18 @@ class WholeBatch(Feature[Section, bool]):
 
     order = 400
     facts = WholeBatchFacts
+    members = {
+        "features": (
+            "features(self, model, batch[, step][, epoch][, phase]) -> {name: tensor with one row"
+            " a sample}: with batch_loss() in place of loss(); all that a loss over the whole batch"
+            " looks at, labels too"
+        ),
+        "batch_loss": (
+            "batch_loss(self, features[, step][, epoch][, phase]) -> samecurve.Mean: the loss of"
+            " the whole batch, whose features of all devices are in the samples' order; or, as"
+            " loss() may, with others by name"
+        ),
+    }
     value = bool
     plan_off = False
     is_in_each_plan = True
@@ -48,7 +60,7 @@ class WholeBatch(Feature[Section, bool]):
         return Decision(True, {"loss": reason})
 
     def memory_of_step(
-        self, _config: Config, options: MemoryOptions, facts: Facts, sizes: BatchSizes, _shards: int
+        self, options: MemoryOptions, facts: Facts, sizes: BatchSizes, _shards: int
     ) -> MemoryTerm | None:
         """The features of the batch; None: their size is not known."""
         each, samples = self.facts_of(facts).feature_bytes, sizes.global_batch_size

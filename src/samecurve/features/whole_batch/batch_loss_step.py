@@ -50,6 +50,8 @@ class StepShare:
 class BatchLossStep(TrainingStep):
     """The training step of a loss over the whole batch."""
 
+    _forwards = 2
+
     def __init__(self, setup: EngineSetup, state: State, update: Update) -> None:
         super().__init__(setup, state, update)
         self._call_model = in_precision(setup.strategy.call, setup.plan, setup.device)

@@ -6,7 +6,7 @@ float64 model computes in float64 throughout.
 """
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,10 +34,12 @@ def rotary(length: int, head_size: int, theta: float, like: Tensor) -> tuple[Ten
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to x [batch, heads, length, head_size]."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply rotary positions to queries and keys [batch, heads, length, head_size]."""
+    first_q, second_q = q.chunk(2, dim=-1)
+    first_k, second_k = k.chunk(2, dim=-1)
+    q = q * cos + torch.cat([-second_q, first_q], dim=-1) * sin
+    return q, k * cos + torch.cat([-second_k, first_k], dim=-1) * sin
 
 
 def takes_groups(query: Tensor) -> bool:
@@ -58,20 +60,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
-
-        def split(y: Tensor, heads: int) -> Tensor:
-            return y.view(batch, length, heads, self.size).transpose(1, 2)
-
-        q = split(self.q_proj(x), self.heads)
-        k = split(self.k_proj(x), self.groups)
-        v = split(self.v_proj(x), self.groups)
-        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        q = self.q_proj(x).view(batch, length, self.heads, self.size).transpose(1, 2)
+        k = self.k_proj(x).view(batch, length, self.groups, self.size).transpose(1, 2)
+        v = self.v_proj(x).view(batch, length, self.groups, self.size).transpose(1, 2)
+        q, k = rotate(q, k, cos, sin)
+        q, k = q.to(v.dtype), k.to(v.dtype)
         grouped = self.groups != self.heads
         if grouped and not takes_groups(q):
             k, v = (of.repeat_interleave(self.heads // self.groups, dim=1) for of in (k, v))
             grouped = False
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
-        return cast("Tensor", self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)))
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
+        return out
 
 
 class FeedForward(nn.Module):
@@ -82,7 +82,8 @@ class FeedForward(nn.Module):
         self.down_proj = nn.Linear(fields.inner, fields.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast("Tensor", self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Block(nn.Module):
@@ -95,7 +96,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return cast("Tensor", x + self.mlp(self.post_attention_layernorm(x)))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Decoder(nn.Module):

@@ -144,7 +144,7 @@ def _chunks(rows: Tensor, weight: Tensor) -> list[slice]:
     a microbatch is cut alike wherever it is computed.
     """
     size = logit_rows(weight.shape[0], rows.device.type)
-    return [slice(first, first + size) for first in range(0, len(rows), size)]
+    return [slice(first, first + size) for first in range(0, rows.shape[0], size)]
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

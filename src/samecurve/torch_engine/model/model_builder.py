@@ -2,14 +2,14 @@
 
 The first values follow the task's rule, from the seed; without a rule they are the model's own, as
 the first rank drew them. The layers are changed as the plan says (number format, dropout, norms,
-recompute).
+features).
 """
 
 import hashlib
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,14 +27,10 @@ from samecurve.torch_engine.model.model_setup import (
     freeze,
     one_thread,
     parameters_on_meta,
-    recompute,
     seeded,
 )
 from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_place
 from samecurve.torch_engine.step.setup import EngineSetup
-
-if TYPE_CHECKING:
-    from samecurve.torch_engine.model.frozen_offload import FrozenOffload
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
 
@@ -197,10 +193,7 @@ class ModelBuilder:
     """Builds a task's models.
 
     modes: of the models that are built
-    offload: their blocks in host memory (devices.offload_frozen); None: all lies on the devices
     """
-
-    offload: "FrozenOffload | None" = None
 
     def __init__(self, setup: EngineSetup) -> None:
         self._setup, self._seed = setup, setup.plan.fixed.seed
@@ -210,10 +203,6 @@ class ModelBuilder:
         )
         self.modes: list[TrainingMode] = []
         self._built: list[nn.Module] = []  # as the task gave them
-        if setup.plan.layout.offload_frozen:
-            from samecurve.torch_engine.model.frozen_offload import FrozenOffload
-
-            self.offload = FrozenOffload(setup.plan.layout.offload_frozen)
 
     def build_all(self) -> list[nn.Module]:
         """A model for each device of this process. UserError: the task has no such model."""
@@ -254,9 +243,10 @@ class ModelBuilder:
             key_dropout(model, context, self._seed)
         if compiled_in_place(model):
             self._keep_compiled(model)
-        if self.offload is not None:
-            self.offload.add(model)
-        self._apply_speed_options(model, setup.devices[device_index])
+        for hooks in setup.features.values():
+            hooks.prepare(model, setup.devices[device_index])
+        for hooks in setup.features.values():
+            hooks.wrap_blocks(model)
         return model
 
     def _keep_compiled(self, model: nn.Module) -> None:
@@ -270,15 +260,3 @@ class ModelBuilder:
         keep_uncompiled(model)
         if setup.plan.compute.deterministic:
             compile_own_parts(model, setup.compiler, num_threads=len(setup.devices))
-
-    def _apply_speed_options(self, model: nn.Module, device: torch.device) -> None:
-        """Apply features and train.recompute, as the plan has them."""
-        how, features = self._setup.plan.compute.recompute, self._setup.features.values()
-        for hooks in features:
-            hooks.prepare(model, device)
-        if how == "selective":  # a compiler sees what is kept
-            recompute(model, how)
-        for hooks in features:
-            hooks.wrap_blocks(model)
-        if how == "block":
-            recompute(model, how)

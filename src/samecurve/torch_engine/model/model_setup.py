@@ -1,23 +1,18 @@
-"""The steps that make a task's model ready to be laid out on devices: number format, blocks,
-recompute, and real values for parameters that were made on the meta device.
+"""The steps that make a task's model ready to be laid out on devices: number format, blocks, and
+real values for parameters that were made on the meta device.
 """
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy
 
 from samecurve.core.config.param_groups import ParamRules
-from samecurve.core.config.section import Precision, Recompute
+from samecurve.core.config.section import Precision
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.torch_engine.step.precision import weight_dtype
@@ -26,8 +21,8 @@ Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its na
 InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers
 IsGiven = Callable[[str], bool]  # whether a parameter, by its name, gets its values elsewhere
 
-# The operations whose results recompute "selective" keeps: those that cost most to run again; of
-# the products, every second one is kept
+# The operations whose results are kept where blocks run again in part ("selective"): those that
+# cost most to run again; of the products, every second one is kept
 _KEPT_OPERATIONS = {
     torch.ops.aten.convolution.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001 - aten's name
@@ -136,27 +131,13 @@ def _called_parts(part: nn.Module) -> list[nn.Module]:
     return [called for child in _parts(part) for called in _called_parts(child)]
 
 
-def recompute(model: nn.Module, how: Recompute) -> None:
-    """Let each block run again in backward instead of keeping its activations; names and results
-    stay.
-    """
-    if how == "none":
-        return
-    options: dict[str, Any] = {"use_reentrant": False}
-    if how == "selective":
-        contexts: Any = create_selective_checkpoint_contexts  # of a call, and of its repetition
-        options["context_fn"] = lambda: contexts(KeptProducts().policy)
-    for block in repeated_blocks(model):
-        block.forward = partial(checkpoint, block.forward, **options)
-
-
 def run_uncompiled(plan: Plan) -> AbstractContextManager[object]:
     """Let a compiled model run uncompiled meanwhile: for inputs of a new length each time."""
     return torch.compiler.set_stance("force_eager") if plan.compiles_blocks else nullcontext()
 
 
 class KeptProducts:
-    """Chooses the results that recompute "selective" keeps in one call of a block: attention,
+    """Chooses the results that are kept of one call of a block that runs again in part: attention,
     convolutions, and the first, third, fifth ... product with weights.
     """
 

@@ -5,7 +5,7 @@ The config's others: features/optimizers/. A task's own: user_optimizer.py.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +40,8 @@ class OptimizerParam:
 
 
 class HostCopyParam(OptimizerParam):
-    """A parameter that lies whole on a GPU while the shards of others lie in host memory
-    (devices.offload). Its view is a copy in host memory, since an optimizer moves parameters of one
-    device.
+    """A parameter that lies whole on a GPU while the shards of others lie in host memory.
+    Its view is a copy in host memory, since an optimizer moves parameters of one device.
     """
 
     def refresh(self) -> None:
@@ -263,6 +262,11 @@ class Group:
     num_updates: list[torch.Tensor]  # by parameter: the one count, as adamw's kernel wants it
 
 
+# updates a group from its gradients, with this learning rate; the last argument, a number on the
+# device, is 1 where the step is left out
+Kernel = Callable[["Group", list[torch.Tensor], float, torch.Tensor | None], None]
+
+
 class BuiltInOptimizer(ConfigOptimizer):
     """adamw or sgd by torch's fused kernels, which leave a step out on the device itself; their
     state exists from the start.
@@ -276,6 +280,7 @@ class BuiltInOptimizer(ConfigOptimizer):
     ) -> None:
         super().__init__(fields, trained, phase)
         self.is_counted = fields.name == "adamw"
+        self._no_grad = torch.no_grad()
         names = _STATE_NAMES[fields.name]
         self._state = {
             id(param): {name: torch.zeros_like(param.view, requires_grad=False) for name in names}
@@ -296,26 +301,20 @@ class BuiltInOptimizer(ConfigOptimizer):
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         if finite is False:
             return
-        with torch.no_grad():
+        with self._no_grad:
             left_out = None
             if isinstance(finite, torch.Tensor):
                 left_out = (~finite).float().to(self._device)
                 self._num_updates.add_(1 - left_out)
             else:
                 self._num_updates.add_(1)
+            update = self._kernel()
             for group in self._groups:
                 gradients: list[Any] = [view.grad for view in group.views]  # all have one
-                self._update(group, gradients, lr * group.lr_scale, left_out)
+                update(group, gradients, lr * group.lr_scale, left_out)
 
-    def _update(
-        self,
-        group: Group,
-        gradients: list[torch.Tensor],
-        lr: float,
-        left_out: torch.Tensor | None,
-    ) -> None:
-        kernel = self._adamw if self._fields.name == "adamw" else self._sgd
-        kernel(group, gradients, lr, left_out)
+    def _kernel(self) -> Kernel:
+        return self._adamw if self.is_counted else self._sgd
 
     def _adamw(
         self,

@@ -36,7 +36,7 @@ class UserOptimizer(OptimizerUpdate):
     def __init__(
         self, make: OptimizerFactory, fields: Optimizer, trained: Sequence[OptimizerParam]
     ) -> None:
-        self._trained, self._checked = trained, False
+        self._trained, self._num_steps = trained, 0
         self._left_out: Sequence[OptimizerParam] = ()
         self._optimizer = make([(param.name, param.view) for param in trained], fields.lr)
         self.name = type(self._optimizer).__name__
@@ -50,7 +50,7 @@ class UserOptimizer(OptimizerUpdate):
         """Leave these parameters and their state as they are from now on, and no others: they get
         no gradient, which torch's optimizers pass over.
         """
-        self._left_out, self._checked = params, False  # others will have a state of their own
+        self._left_out, self._num_steps = params, 0  # others will have a state of their own
 
     def step(self, lr: float, *, finite: torch.Tensor | bool) -> None:
         # bool waits for the device: nothing else is known to leave any such optimizer's state as it
@@ -64,9 +64,13 @@ class UserOptimizer(OptimizerUpdate):
         self._step()
 
     def _step(self) -> None:
-        """UserError: the first one does what could not be saved, or would differ by rank."""
+        """Looked at are the steps 1, 2, 4, 8 and so on: an optimizer may do other things later.
+
+        UserError: it does what could not be saved, or would differ by rank.
+        """
         step: Any = self._optimizer.step
-        if self._checked:
+        self._num_steps += 1
+        if self._num_steps & (self._num_steps - 1):
             step()
             return
         device = self._trained[0].view.device
@@ -85,9 +89,9 @@ class UserOptimizer(OptimizerUpdate):
         if generators.moved():
             raise self._refused(
                 "draws random numbers, which each rank would draw for itself",
-                "an optimizer that follows from the gradients alone",
+                "an optimizer that follows from the gradients alone; noise on the weights is for"
+                " after_step(), where all ranks draw the same",
             )
-        self._checked = True
 
     def state_of(self, param: OptimizerParam) -> Mapping[str, torch.Tensor]:
         return {

@@ -106,7 +106,7 @@ class TorchWatch:
         if number == schedule.last:
             self._memory = _held_bytes(state)
             most = self._activations.most()
-            if most and self._engine.plan.compute.recompute == "none":  # else inputs lie elsewhere
+            if most and not self._engine.plan.reruns_blocks:  # else inputs lie elsewhere
                 self._memory["activations"] = most
         return result
 

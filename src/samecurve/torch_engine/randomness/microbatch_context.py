@@ -95,7 +95,8 @@ class MicroBatchContext:
         """
         self.begin(keys, real=real)
         if keys and self.sites.reseeds_torch:
-            _seed_torch(keys.rows, number, self.device)
+            step_and_number = np.array([keys.rows.step_key + number], np.uint64)
+            seed_torch(int(mix(step_and_number)[0] >> np.uint64(1)), self.device)
         if keys and self.sites.reseeds_host:
             seed_host(keys.rows.step_key)
         return self
@@ -237,11 +238,8 @@ def graph_task() -> int:
     return torch._C._current_graph_task_id()  # noqa: SLF001 - torch has no public word for it
 
 
-def _seed_torch(keys: RowKeys, microbatch: int, device: torch.device) -> None:
-    """Seed torch's generators of the host and of this device, by the run's seed, step and
-    microbatch.
-    """
-    seed = int(mix(np.array([keys.step_key + microbatch], np.uint64))[0] >> np.uint64(1))
+def seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's generators of the host and of this device."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[_gpu_index(device)].manual_seed(seed)
@@ -253,7 +251,7 @@ def _gpu_index(device: torch.device) -> int:
 
 def seed_host(step_key: int) -> None:
     """Seed numpy's and Python's generators by the run's seed and step: for every microbatch, or
-    before batch_loss(), which every device computes by itself.
+    before batch_loss() and after_step(), which every process computes by itself.
     """
     random.seed(step_key)
     np.random.seed(step_key % 2**32)

@@ -23,6 +23,7 @@ from samecurve.torch_engine.optimizers.optimizer import own_part
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
 from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, Tried
+from samecurve.torch_engine.split_check.weight_writes import WeightBits, write_error
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 
@@ -45,10 +46,12 @@ def compare_with_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Co
         with trials.trying(trials.step, few, [few]):
             sharded = trials.tried(few, with_gradient=True)
         trials.put_back()
-        alone = _tried_on_one_device(setup, trials, few)
+        alone, written = _tried_on_one_device(setup, trials, few)
     except RAISED as error:
         trials.put_back()
         return Comparison(left_out=error.cause if isinstance(error, UserError) else f"{error}")
+    if written:
+        return Comparison(write_error(setup, written, lambda: None))
     one, other = alone.losses["loss"], sharded.losses["loss"]
     strategy = setup.plan.layout.strategy
     if finding := compare_repeats(one, other, SURE[trials.format]):
@@ -74,9 +77,9 @@ def _has_room(setup: EngineSetup) -> bool:
     return not float(setup.comm.all_reduce(flag)())
 
 
-def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Tried:
-    """The loss of a model that no strategy has laid out, and this process's parts of its
-    gradient.
+def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> tuple[Tried, str]:
+    """The loss of a model that no strategy has laid out, and this process's parts of its gradient;
+    and the name of a weight that the loss wrote into, which shards would not show.
     """
     task = getattr(setup.task, "task", setup.task)
     with ExitStack() as stack:
@@ -89,9 +92,10 @@ def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Tried
         alone.step, alone.phase_number = trials.step, trials.phase_number
         alone.format = trials.format
         stack.enter_context(alone.prepared())
-        own = _keep_own_parts(setup, model)
+        own, bits = _keep_own_parts(setup, model), WeightBits(strategy)
         tried = alone.tried(few, with_gradient=True)
-    return tried if tried.gradients is None else tried._replace(gradients=own)
+        written = bits.written()
+    return (tried if tried.gradients is None else tried._replace(gradients=own)), written
 
 
 def _whole_model(setup: EngineSetup) -> nn.Module:
@@ -144,9 +148,7 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
         assert gradient is not None
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         part = setup.strategy.own_part(laid_out[name], dense) * setup.comm.world_size
-        part = part.to(
-            own_part(laid_out[name]).device
-        )  # devices.offload: shards lie in host memory
+        part = part.to(own_part(laid_out[name]).device)  # shards may lie in host memory
         own[name] = own[name] + part if name in own else part
 
     for name, parameter in model.named_parameters():

@@ -84,6 +84,8 @@ class Attributes:
 
     def __init__(self, model: nn.Module, task: object) -> None:
         self._holders = dict(_holders(model, task))
+        # memory of weights, of which an attribute may be a view (nn.utils.spectral_norm)
+        self._weights = set(filter(None, map(_memory_of, model.parameters())))
         self._places: dict[str, tuple[str, str]] = {}  # path and name, by full name
         self._before = {
             path: {name: (holder[name], _snapshot(holder[name])) for name in _names_in(holder)}
@@ -128,7 +130,8 @@ class Attributes:
                 if name in holder and equal(_snapshot(holder[name]), content):
                     continue
                 holder[name] = value
-                _refill(value, content)
+                if _memory_of(value) not in self._weights:
+                    _refill(value, content)
 
     def generators(self) -> dict[str, Any]:
         """Random generators among the attributes, by full name."""
@@ -187,7 +190,7 @@ class GeneratorStates:
     def __init__(self, device: torch.device, held: Mapping[str, Any] | None = None) -> None:
         held = held or {}
         self.held = list(held.values())
-        self._access: dict[str, _Access] = {
+        self._access: dict[str, Access] = {
             "torch": (torch.get_rng_state, torch.set_rng_state),
             "numpy": (partial(np.random.get_state, legacy=False), np.random.set_state),
             "Python": (random.getstate, random.setstate),
@@ -197,7 +200,7 @@ class GeneratorStates:
                 partial(torch.cuda.get_rng_state, device),
                 lambda state: torch.cuda.set_rng_state(state, device),
             )
-        self._access |= {name: _access_of(generator) for name, generator in held.items()}
+        self._access |= {name: access_of(generator) for name, generator in held.items()}
         self._of_torch = {
             name
             for name in self._access
@@ -224,10 +227,10 @@ class GeneratorStates:
         ]
 
 
-_Access = tuple[Callable[[], Any], Callable[[Any], object]]  # read and write a generator's state
+Access = tuple[Callable[[], Any], Callable[[Any], object]]  # read and write a generator's state
 
 
-def _access_of(generator: Any) -> _Access:
+def access_of(generator: Any) -> Access:
     if isinstance(generator, torch.Generator):
         return generator.get_state, generator.set_state
     if isinstance(generator, random.Random):
@@ -250,6 +253,8 @@ def equal(one: object, other: object) -> bool:
         return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple | deque) and type(one) is type(other):
         items: Any = other
+        if set(map(type, one)) == {int}:  # as the state of Python's generator: hundreds of numbers
+            return bool(one == items)
         return len(one) == len(items) and all(map(equal, one, items))
     plain = (int, float, complex, str, bytes, set)
     return isinstance(one, plain) and isinstance(other, plain) and one == other
@@ -273,6 +278,14 @@ def _is_there(tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided or not tensor.numel():
         return True
     return tensor.untyped_storage().nbytes() > 0
+
+
+def _memory_of(value: object) -> int | None:
+    """Where the memory of a tensor begins; None: it is none, or in shards, or has no memory."""
+    if not isinstance(value, torch.Tensor) or type(value) not in {torch.Tensor, nn.Parameter}:
+        return None
+    is_strided = value.layout == torch.strided
+    return value.untyped_storage().data_ptr() or None if is_strided else None
 
 
 def _snapshot(value: Any) -> Any:

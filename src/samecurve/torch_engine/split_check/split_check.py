@@ -10,7 +10,7 @@ For each update phase of a step it tries, in this order, until something is wron
 3. in parts: the same samples in two parts. Sums and weights must add up, buffers must move alike.
 4. far: the same samples as after many more microbatches, where an attribute counts.
 5. alone: each sample by itself, where weights differ. A sample with nothing to count has weight 0.
-6. kept: attributes of the last microbatch that after_step() or a later phase reads.
+6. kept: attributes of the last microbatch that a later phase, or a call after an update, reads.
 7. hooks: of the user's on accumulated gradients.
 8. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
    the means that are logged beside it.
@@ -18,6 +18,8 @@ For each update phase of a step it tries, in this order, until something is wron
 10. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
    at the last of those steps.
 11. what features check: batch_loss(), which every device computes by itself.
+
+No trial may write into a weight.
 
 trials.py computes the losses, judge.py compares them and shares the error between ranks, and
 diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
@@ -27,10 +29,11 @@ attributes and the random generators are as before.
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from samecurve.core.feature_list import brought_by
 from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import (
     DOUBTFUL,
@@ -56,6 +59,7 @@ from samecurve.torch_engine.split_check.trials import (
     three_parts,
     two_parts,
 )
+from samecurve.torch_engine.split_check.weight_writes import WeightBits, write_error
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _FEW = 6  # samples that are tried with moved weights and at later steps
@@ -80,7 +84,7 @@ class SplitVerdict:
     @property
     def brings(self) -> dict[str, AbstractSet[str]]:
         """The features that the run needs for what was found, with what their hooks take."""
-        return {"step_buffers": self.steady} if self.steady else {}
+        return dict.fromkeys(brought_by("steady buffers"), self.steady) if self.steady else {}
 
 
 class SplitCheck:
@@ -108,7 +112,10 @@ class SplitCheck:
         for number in range(len(self._trials.phases)):
             self._trials.phase_number = number
             with self._trials.prepared():
+                bits = WeightBits(self._setup.strategy)
                 verdict = self._verdict_of_phase()
+                written = self._error_of_writes(bits)
+                verdict = replace(verdict, error=written or verdict.error)
             steady |= verdict.steady
             if verdict.error:
                 break
@@ -266,25 +273,44 @@ class SplitCheck:
                 return error
         return None
 
+    # --- written
+
+    def _error_of_writes(self, bits: WeightBits) -> UserError | None:
+        """The error of a weight that any of the trials has written into.
+
+        bits: of the weights before
+        """
+        trials, error = self._trials, None
+        name = bits.written()
+        written = trials.written or (name and (name, trials.step))
+        if not self._judge.agree(bool(written)):
+            return None
+        if written:
+            name, step = written
+            with trials.trying(step, trials.samples, trials.parts):
+                error = write_error(self._setup, name, lambda: trials.loss_if_any(trials.samples))
+        return self._judge.shared(error)
+
     # --- kept
 
     def _error_of_kept(self, names: Sequence[str]) -> UserError | None:
         """The error of attributes that hold something of the last microbatch and are read later."""
-        error = self._error_of_after_step(names)
+        error = self._error_of_calls(names)
         if self._judge.agree(bool(self._trials.phase_number and self._kept)):
             error = error or self._error_of_earlier_phases()
         self._kept += names
         return self._judge.shared(error)
 
-    def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
-        """Whether after_step() reads one of these attributes."""
-        if "after_step" not in self._setup.task.brings:
-            return None
-        from samecurve.torch_engine.split_check.user_code import names_read
+    def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
+        """Whether a method that a feature calls after an update reads one of these attributes."""
+        for method in (hooks.calls for hooks in self._setup.features.values() if hooks.calls):
+            from samecurve.torch_engine.split_check.user_code import names_read
 
-        read = names_read(self._setup.task, "after_step")
-        name = next((name for name in names if name.rpartition(".")[2] in read), None)
-        return self._explained(name, "after_step()", "after_step") if name else None
+            read = names_read(self._setup.task, method)
+            for name in names:
+                if name.rpartition(".")[2] in read:
+                    return self._explained(name, f"{method}()", method)
+        return None
 
     def _error_of_earlier_phases(self) -> UserError | None:
         """Whether the loss of this phase depends on what earlier phases keep of a microbatch."""

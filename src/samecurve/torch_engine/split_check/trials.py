@@ -29,6 +29,7 @@ from samecurve.torch_engine.split_check.trial_conditions import (
     widened,
 )
 from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients, gradients_of
+from samecurve.torch_engine.split_check.weight_writes import WeightVersions
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 
@@ -84,6 +85,7 @@ class Trials:
     step: the step whose loss is tried
     phases, phase_number: the task's update phases, and the one whose loss is tried
     name: the mean that is compared: the loss, or one that is logged beside it
+    written: the first weight that a loss wrote into, and the step that was tried
     format: the number format in which losses are computed
     """
 
@@ -97,6 +99,7 @@ class Trials:
         self.phase_number = 0
         self.format = _format_of(setup)
         self._with_grad = self._widens_rows = self._widens_inside = False
+        self.written: tuple[str, int] | None = None
 
     # --- conditions
 
@@ -113,6 +116,7 @@ class Trials:
             self.buffers = Buffers(self._model)
             self.attributes = Attributes(self._model, task)
             self.generators = GeneratorStates(self._setup.device, self.attributes.generators())
+            self._versions = WeightVersions(self._setup.strategy)
             stack.callback(self.put_back)
             if self.phase_number:
                 stack.enter_context(self._after_earlier_phases(task))
@@ -183,8 +187,8 @@ class Trials:
             vars(self).update(before)
 
     def can_widen(self) -> bool:
-        layout = self._plan.layout
-        as_they_are = layout.shards == 1 and not layout.offload_frozen
+        is_moved = any(hooks.moves_weights for hooks in self._setup.features.values())
+        as_they_are = self._plan.layout.shards == 1 and not is_moved
         as_they_are = as_they_are and not _changes_products(self._setup)
         return as_they_are and self.is_small()
 
@@ -302,6 +306,7 @@ class Trials:
     def _within(self, microbatch: MicroBatch) -> Iterator[None]:
         setup = self._setup
         precision = self._plan.compute.precision if self.format == "narrow" else "f32"
+        self._versions.note()
         with (
             torch.set_grad_enabled(self._with_grad),
             current_device(setup.device),
@@ -310,11 +315,13 @@ class Trials:
             Float64Inside() if self._widens_inside else nullcontext(),
         ):
             yield
+        if self.written is None and (name := self._versions.written()):
+            self.written = name, self.step
 
     def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
         task, phase = self._setup.task, self.phases[self.phase_number]
         progress = self._plan.progress_at(self.step)
-        if self._plan.whole_batch:
+        if self._plan.sees_whole_batch:
             features = run(0, task.features, microbatch.arrays, progress, phase)
             count = len(next(iter(microbatch.arrays.values())))
             return {"loss": Mean(_added_up(features), count)}

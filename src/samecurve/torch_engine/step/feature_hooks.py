@@ -1,6 +1,6 @@
 """The base class of what a feature does in the steps of engine torch (core/feature.py)."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
 from samecurve.torch_engine.step.setup import EngineSetup, MakeOptimizer, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
+from samecurve.torch_engine.strategies.base import Materialize
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.split_check.trials import Trials
@@ -22,15 +23,24 @@ class TorchHooks:
 
     value: what the plan has of the feature
     changes_products: whether the products of layers are others than their weights' formats say
+    moves_weights: whether weights lie on their device only for a while
+    calls: the task's method that is called after an update; '': none
+    moved_buffers: names of buffers that each rank moves by itself in a step
+    names_on_host: parameters whose values lie in host memory, once models are prepared
     step_class: the class of a step, in the place of TrainingStep
     measures: whether evaluations call measure() and add_measured()
     checks_split: whether the split check calls split_error()
     """
 
     changes_products: ClassVar[bool] = False
+    moves_weights: ClassVar[bool] = False
     step_class: ClassVar[type[TrainingStep] | None] = None
     measures: ClassVar[bool] = False
     checks_split: ClassVar[bool] = False
+
+    calls: ClassVar[str] = ""
+    moved_buffers: Collection[str] = ()
+    names_on_host: Collection[str] = ()
 
     def __init__(self, setup: EngineSetup, value: Any) -> None:
         self.setup, self.value = setup, value
@@ -40,6 +50,13 @@ class TorchHooks:
 
     def wrap_blocks(self, model: nn.Module) -> None:
         """Replace forward() of a model's blocks, once its layers are prepared."""
+
+    def before_layout(self, materialize: Materialize) -> Materialize:
+        """Before the strategy lays the models out. Returns what makes a part's parameters real."""
+        return materialize
+
+    def after_layout(self) -> None:
+        """Once the strategy has laid the models out."""
 
     def updates(
         self, trained: Sequence[OptimizerParam], make_optimizer: MakeOptimizer

@@ -63,7 +63,7 @@ def keeps_copies(plan: Plan) -> bool:
     devices have those of dp.
     """
     has_threads = plan.layout.num_devices > plan.layout.world_size
-    return plan.compute.recompute == "none" and not plan.compute.deterministic and not has_threads
+    return not plan.reruns_blocks and not plan.compute.deterministic and not has_threads
 
 
 def in_precision(

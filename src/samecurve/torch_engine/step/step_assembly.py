@@ -45,7 +45,7 @@ def _watch_first_steps(step: TrainingStep) -> None:
     """Agree on the names of means, and look for parameters that the loss does not use."""
     setup = step.setup
     agree = partial(step.named_means.agree, setup.comm, setup.device)
-    step.first_steps += [agree, UsageWatch(setup, step.state, step.update).end_step]
+    step.after_reduction += [agree, UsageWatch(setup, step.state, step.update).end_step]
 
 
 def _time_forward(step: TrainingStep) -> None:
@@ -65,7 +65,7 @@ def _time_forward(step: TrainingStep) -> None:
 def _check_held_tensors(step: TrainingStep) -> None:
     """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
     task, strategy = step.setup.task, step.setup.strategy
-    step.first_steps.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
+    step.after_reduction.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
 
 
 def _watch(step: TrainingStep) -> None:

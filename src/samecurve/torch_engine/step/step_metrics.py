@@ -18,6 +18,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import add
 from typing import Any
 
 import torch
@@ -127,24 +129,21 @@ class HostTotals(StepTotals):
         rows = [self._added.get(number) or [0.0] * width for number in numbers]
         self._report, self._world_size = report, comm.world_size
         if comm.group is not None:
-            values = [value for row in rows for value in row]
+            values = list(chain.from_iterable(rows))
             sent = torch.tensor([*values, *report], dtype=torch.float64)
             summed: list[float] = comm.all_reduce(sent)().tolist()
             rows = [summed[at : at + width] for at in range(0, len(values), width)]
             self._report = summed[len(values) :]
         while len(rows) > 1:  # along the tree, as tree_sum() does
-            pairs = [rows[at : at + 2] for at in range(0, len(rows), 2)]
-            rows = [_sum_of(*pair) if len(pair) > 1 else pair[0] for pair in pairs]
+            lefts, rights = rows[::2], rows[1::2]
+            sums = [list(map(add, left, right)) for left, right in zip(lefts, rights, strict=False)]
+            rows = [*sums, *lefts[len(rights) :]]
         self._sums = rows[0]
 
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)
         values = [*self._sums, *self._report, *map(float, last)]
         return QueuedMetrics(values, names, self._world_size, time.perf_counter())
-
-
-def _sum_of(left: list[float], right: list[float]) -> list[float]:
-    return [a + b for a, b in zip(left, right, strict=True)]
 
 
 class DeviceTotals(StepTotals):

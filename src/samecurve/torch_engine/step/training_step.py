@@ -18,6 +18,7 @@ of the step's lists. step_assembly.py fills the lists.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -49,12 +50,13 @@ class TrainingStep:
     before_step(batch): before the first microbatch.
     before_forward, after_forward, after_backward(device_index, is_first): around each microbatch;
         is_first: whether it is this device's first in this step.
-    after_microbatches(num_microbatches): after the last microbatch of this process;
-        num_microbatches: of the whole step, over all devices.
-    first_steps(): after the reduction; a hook that returns True comes again in the next step.
+    after_reduction(): a hook that returns True comes again in the next step. Here all ranks may
+        call collectives of their own: before, each sends gradients when it has them.
     after_update(step, finite): after the update, which leaves the weights as they are where
         `finite` is false.
     """
+
+    _forwards: ClassVar[int] = 1  # of a microbatch, in one update
 
     def __init__(self, setup: EngineSetup, state: State, update: Update) -> None:
         plan = setup.plan
@@ -67,10 +69,10 @@ class TrainingStep:
         self.before_forward: list[Callable[[int, bool], None]] = []
         self.after_forward: list[Callable[[int, bool], None]] = []
         self.after_backward: list[Callable[[int, bool], None]] = []
-        self.after_microbatches: list[Callable[[int], None]] = []
-        self.first_steps: list[Callable[[], bool | None]] = []
+        self.after_reduction: list[Callable[[], bool | None]] = []
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(setup.strategy.train, plan, setup.device)
+        self._reads_rows_again = self._forwards * len(state.updates) > 1
         self.set_loss_scale(1.0)
         self._clip = Clip(setup.optimizer.clip, plan.fixed.clip_epsilon)
         self._totals = DeviceTotals if setup.device.type == "cuda" else HostTotals
@@ -99,8 +101,8 @@ class TrainingStep:
 
         # 2. sums over all devices
         self.reduce_gradients()
-        if self.first_steps:
-            self.first_steps = [hook for hook in self.first_steps if hook()]
+        if self.after_reduction:
+            self.after_reduction = [hook for hook in self.after_reduction if hook()]
         names = self.named_means.names
         report = self.report.values(requests, batch.wait_seconds)
         totals.all_reduce(self.comm, report, 1 + len(names))  # 1: the loss itself
@@ -119,8 +121,6 @@ class TrainingStep:
             param.view.grad = None
         self.strategy.begin_step(self.state.parameters, batch.num_microbatches)
         self.strategy.run_jobs(self._jobs, batch, totals)
-        for hook in self.after_microbatches:
-            hook(batch.num_microbatches)
 
     def compute_share(
         self, device_index: int, batch: Batch[list[Round]], totals: StepTotals
@@ -165,10 +165,15 @@ class TrainingStep:
         return self.train_model(device_index, self.task.losses, arrays, progress, phase)
 
     def arrays_on(self, device_index: int, microbatch: MicroBatch) -> Arrays:
-        """The arrays of a microbatch on their device."""
+        """The arrays of a microbatch on their device.
+
+        A task's code may write into them. So they are copies where a step reads them again.
+        """
         device = self.devices[device_index]
         if device.type == "cpu":
-            return microbatch.arrays
+            if not self._reads_rows_again:
+                return microbatch.arrays
+            return {name: tensor.clone() for name, tensor in microbatch.arrays.items()}
         return to_device(microbatch.arrays, device)
 
     def backward(self, device_index: int, loss_sum: torch.Tensor, *, real: bool) -> None:

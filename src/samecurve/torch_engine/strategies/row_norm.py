@@ -6,6 +6,7 @@ other devices the row is added up by halves, number by number, which no kernel c
 The rows' sums, in float64, are added up by halves too.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,6 +38,8 @@ class RowSquares:
     def __init__(self, arrays: Sequence[torch.Tensor]) -> None:
         """arrays: of the shapes, and on the device, of those to come"""
         self.shapes = shapes = [array.shape for array in arrays]
+        self._on_cpu = arrays[0].device.type == "cpu"
+        self._matrices = [(num_rows(shape), math.prod(shape[1:])) for shape in shapes]
         together: dict[int, list[int]] = {}  # numbers of arrays, by the length of their rows
         self._alone: list[int] = []
         begins, total = [], 0
@@ -60,12 +63,15 @@ class RowSquares:
 
     def __call__(self, arrays: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sum of squares of each row, in the order of the arrays; float64."""
-        sums = [
-            squares_by_row(torch.cat([arrays[number].reshape(-1, width) for number in numbers]))
-            for width, numbers in self._together
-        ]
-        sums += [squares_by_row(arrays[number]) for number in self._alone]
-        return torch.cat(sums)[self._in_order]
+        parts = []
+        for width, numbers in self._together:
+            parts.append(torch.cat([arrays[number].reshape(-1, width) for number in numbers]))
+        for number in self._alone:
+            parts.append(arrays[number].reshape(self._matrices[number]).contiguous())
+        if not self._on_cpu:
+            return torch.cat(list(map(squares_by_row, parts)))[self._in_order]
+        norms = [torch.linalg.vector_norm(rows, dim=1) for rows in parts]  # as squares_by_row()
+        return torch.cat(norms).double().square_()[self._in_order]
 
 
 def norm_of_rows(squares: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from samecurve.torch_engine.strategies.reducers.buckets import (
     Bucket,
     GradientQueue,
     cut_into_buckets,
+    versions,
 )
 
 # starts to sum a bucket of this number, whose memory is given; the result waits for the sum
@@ -38,29 +39,33 @@ class Collective(Reducer):
         self._in_buckets = plan.batch.accumulation_steps > 1
         self._start_sum = _sum_of(plan, comm, len(cuts))
         parameters = [bucket.parameters for bucket in self._buckets]
-        self._queue = GradientQueue(parameters, self._send, exact=False)
+        self._queue = GradientQueue(parameters, self._send, in_tree=False)
         self._waits: list[Callable[[], object]] = []
-        self._in_step: set[int] = set()  # ids of parameters with a gradient of any pass
+        self._with_gradient: set[int] = set()  # ids of parameters with a gradient of this step
 
     def begin_step(self, _num_microbatches: int) -> None:
         self._queue.begin_step()
-        self._in_step.clear()
-        if not self._in_buckets:
+        self._with_gradient.clear()
+        if self._in_buckets:
+            for bucket in self._buckets:
+                bucket.piece()[0].zero_()
+                bucket.set_gradients()
+        else:
             clear(self._parameters)
-            return
-        for bucket in self._buckets:
-            bucket.piece()[0].zero_()
-            bucket.set_gradients()
+        self._begun = [versions(bucket.parameters) for bucket in self._buckets]
 
     def begin_microbatch(self, _index: int, _microbatch: MicroBatch, *, is_last: bool) -> None:
         self._queue.begin_pass(is_last=is_last)
 
     def end_microbatch(self, _index: int) -> None:
         self._queue.end_pass()
-        self._in_step |= self._queue.in_pass
 
     def _send(self, number: int) -> None:
         bucket = self._buckets[number]
+        numbers = zip(versions(bucket.parameters), self._begun[number], strict=True)
+        for parameter, (now, begun) in zip(bucket.parameters, numbers, strict=True):
+            if now != begun:
+                self._with_gradient.add(id(parameter))
         if not self._in_buckets:
             bucket.filled([parameter.grad for parameter in bucket.parameters])
             clear(bucket.parameters)
@@ -76,7 +81,7 @@ class Collective(Reducer):
                 bucket.set_gradients()
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
-        return id(parameter) in self._in_step
+        return id(parameter) in self._with_gradient
 
     def close(self) -> None:
         self._queue.close()

@@ -66,7 +66,7 @@ class Sharded(Strategy):
         self._own_groups: list[dist.ProcessGroup] = []  # made here, and so ended here
         self._shards, self._copies = self._make_comms(comm.group)
         self._copy = comm.rank // plan.layout.shards
-        home = torch.device("cpu") if plan.layout.offload else self._device
+        home = torch.device("cpu") if plan.keeps_state_on_host else self._device
         self._link = ShardLink(self._shards, self._device, home)
         self._fired: set[int] = set()  # ids of weights that have a gradient of this backward pass
         self._reads = WeightReads(self._link, self._note_gradient)
@@ -131,7 +131,7 @@ class Sharded(Strategy):
     def _note_gradient(self, whole: nn.Parameter) -> None:
         """Refuse gradients that the tree can't reproduce."""
         if self._by_tree:
-            note_gradient(self._fired, whole, exact=True)
+            note_gradient(self._fired, whole, in_tree=True)
 
     # --- a step
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from samecurve.core.planning.frozen_blocks import BUFFERS
+from samecurve.features.offload_frozen.host_blocks import BUFFERS
 
 # whether a backward pass is under way (a block that runs again is in it), and whether operations
 # are recorded for one

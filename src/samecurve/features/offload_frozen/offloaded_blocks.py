@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from samecurve.core.planning.frozen_blocks import offloaded_blocks
-from samecurve.torch_engine.model.block_buffers import BlockBuffers, Buffer
+from samecurve.features.offload_frozen.block_buffers import BlockBuffers, Buffer
+from samecurve.features.offload_frozen.host_blocks import offloaded_blocks
+from samecurve.features.offload_frozen.saved_weights import SavedWeights
 from samecurve.torch_engine.model.frozen_blocks import FrozenBlock, frozen_blocks
-from samecurve.torch_engine.model.saved_weights import SavedWeights
 from samecurve.torch_engine.strategies.base import Materialize, Strategy
 
 # bytes at whose multiples arrays begin, as torch's allocators do it: kernels may add numbers that
@@ -184,32 +184,31 @@ class FrozenOffload:
             [_OffloadedBlock(number, block) for number, block in enumerate(chosen)]
         )
 
-    def distribute(
-        self,
-        strategy: Strategy,
-        models: list[nn.Module],
-        materialize: Materialize,
-        devices: Sequence[torch.device],
-    ) -> None:
-        """Let a strategy lay the models out, all but what lies in host memory.
+    def set_aside(self, materialize: Materialize, *, pinned: bool) -> Materialize:
+        """Before a strategy lays the models out, all but what lies in host memory.
 
         materialize: leaves the parameters `names` of the first model in host memory. Replicas on
             other devices of this process share the first one's memory.
+        pinned: a GPU can copy from it by itself
         """
         first, *others = self._of_models
 
         def materialize_and_keep(part: nn.Module) -> None:
             materialize(part)
-            _move_to_host(first, pinned=devices[0].type == "cuda")
+            _move_to_host(first, pinned=pinned)
 
         for blocks in others:
             for block in blocks:
                 block.set_aside()
-        strategy.distribute(models, materialize_and_keep)
+        return materialize_and_keep
+
+    def put_back(self, strategy: Strategy, devices: Sequence[torch.device]) -> None:
+        """Once the models are laid out, one on each of these devices."""
+        (first, *others), self._of_models = self._of_models, []
         for blocks in others:
             for block, same in zip(blocks, first, strict=True):
                 block.share(same)
-        for blocks, device in zip(self._of_models, devices, strict=True):
+        for blocks, device in zip([first, *others], devices, strict=True):
             buffers = BlockBuffers([block.values for block in blocks], device)
             self.buffers.append(buffers)
             strategy.caches.append(buffers.forget)

@@ -1,0 +1,81 @@
+"""Writes of a task's code into weights, which only an update, or after_step(), may change.
+
+torch counts the writes in place into a tensor: its version. Writes through `.data` are not counted;
+they show in the weights' bits.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+import torch
+
+from samecurve.errors import UserError
+from samecurve.torch_engine.bit_sums import BitSums
+from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.strategies.base import Strategy
+
+_VERSION = attrgetter("_version")
+_CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
+
+
+class WeightVersions:
+    """The versions of the weights that passes read, on this process's devices."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        weights: list[tuple[str, torch.Tensor]] = []
+        for index, model in enumerate(strategy.models):
+            weights += {**dict(model.named_parameters()), **strategy.leaves(index)}.items()
+        self._names = [name for name, _ in weights]
+        self._tensors = [weight for _, weight in weights]
+        self.note()
+
+    def note(self) -> None:
+        self._before = list(map(_VERSION, self._tensors))
+
+    def written(self) -> str:
+        """The first weight that was written into since note(), by name; '': none."""
+        now = list(map(_VERSION, self._tensors))
+        return _first_changed(self._names, self._before, now) if now != self._before else ""
+
+
+class WeightBits:
+    """The bits of the weights, on this process's devices; of shards, of its own."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        named = [pair for model in strategy.models for pair in model.named_parameters()]
+        self._names = [name for name, _ in named]
+        self._tensors = [weight.detach() for _, weight in named]
+        self._before = self._hashes()
+
+    def written(self) -> str:
+        """The first weight whose bits are others than when this was made, by name; '': none."""
+        return _first_changed(self._names, self._before, self._hashes())
+
+    def _hashes(self) -> list[int]:
+        bit_sums = BitSums(_CHUNK)
+        sums = [bit_sums.of(local_view(tensor)) for tensor in self._tensors]
+        return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+
+
+def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
+    changed = zip(names, before, now, strict=True)
+    return next((name for name, one, other in changed if one != other), "")
+
+
+def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> UserError:
+    """The error of a weight that the loss writes into, with the line that does.
+
+    again: computes the loss once more
+    """
+    from samecurve.core.split_check.split_errors import explain_written
+    from samecurve.torch_engine.split_check.side_effects import GeneratorStates
+    from samecurve.torch_engine.split_check.user_code import place_of_method
+    from samecurve.torch_engine.split_check.watched_lines import watch
+
+    where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
+    if not setup.strategy.gathers_weights:
+        weight = dict(setup.strategy.models[0].named_parameters())[name]
+        reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001
+        where = watch(again, GeneratorStates(setup.device), reads).changes.get(name, where)
+    return explain_written(name, where)
