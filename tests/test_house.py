@@ -4,6 +4,7 @@ A feature that only some runs have costs the others neither a call nor a file. T
 a plain run: one CPU device, nothing asked for.
 """
 
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -12,12 +13,28 @@ from pathlib import Path
 import grimp
 import pytest
 
+from samecurve.core.feature_list import listed
+from samecurve.tasks.protocol import OWN_MEMBERS
+
 ROOT = Path(__file__).parent.parent
 
 FILES_OF_A_STEP = 13
 CALLS_OF_A_STEP = 100
 MODULES_OF_A_RUN = {"--no-exact": 150, "--exact": 163}
 CIRCLES = 0
+MEMBERS_OF_A_TASK = 30  # beside those of features, and those for weights of other programs
+KERNEL = ("core", "run", "launch", "worker", "torch_engine", "jax_engine")
+# names of features that the kernel has, in so many files, and why
+NAMED = {
+    "after_step": (4, "what a user is told to write, and where weights may change"),
+    "compile": (1, "the key that a refused program comes from"),
+    "early_stop": (2, "a message about a metric's name; a key of the results file"),
+    "ema": (2, "the names of an average's arrays in a checkpoint"),
+    "float8": (1, "a number format that a device may lack"),
+    "loss_scale": (4, "a number of the step's arithmetic, 1 where there is no scale"),
+    "phases": (5, "updates in turn are a part of a task's protocol: a loss is told its phase"),
+    "recompute": (3, "a word of the memory's formula, and of two remedies"),
+}
 PROMISE_LINES = 580
 
 # Runs the command line and counts, between two steps of the engine on the main thread, the calls of
@@ -109,6 +126,26 @@ def test_no_circles_of_imports() -> None:
     assert imports["samecurve.core.planning.planner"]
     circles = _circles(imports)
     assert len(circles) <= CIRCLES, "\n".join(map(str, circles))
+
+
+def test_the_kernel_names_no_feature() -> None:
+    """But for the few that are listed above, each with a reason."""
+    names = {row.name for row in listed()} | {key for row in listed() for key in row.defaults}
+    ordinary = {"compile"}  # torch's own word: it is looked for as the config's key
+    words = {name: f"train.{name}" if name in ordinary else name for name in names}
+    files = [file for room in KERNEL for file in (ROOT / "src/samecurve" / room).rglob("*.py")]
+    texts = {str(file.relative_to(ROOT)): file.read_text() for file in files}
+    found = {
+        name: [path for path, text in texts.items() if re.search(rf"\b{word}\b", text)]
+        for name, word in words.items()
+    }
+    most = {name: NAMED.get(name, (0, ""))[0] for name in names}
+    more = {name: paths for name, paths in found.items() if len(paths) > most[name]}
+    assert not more
+
+
+def test_a_task_has_few_members_of_its_own() -> None:
+    assert len(OWN_MEMBERS) <= MEMBERS_OF_A_TASK
 
 
 def test_a_circle_is_found() -> None:

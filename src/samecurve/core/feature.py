@@ -1,4 +1,4 @@
-"""Feature, the base class of what only some runs have: early stop, a sentinel, a moving average.
+"""Feature, the base class of what only some runs have.
 
 A feature is one package whose `__init__.py` has it as FEATURE; the package's name is the feature's.
 It brings keys of the config, decides in the plan with a reason, counts its memory, and hooks into
@@ -21,6 +21,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.layout import Layout
@@ -48,6 +49,7 @@ class Planned:
     machine: Machine
     facts: Facts
     options: MemoryOptions
+    compute: Compute
     layout: Layout
     split: BatchSplit
 
@@ -73,11 +75,14 @@ class Feature(Generic[Fields, Value]):
     table_only: reasons that only the table of `samecurve plan` shows
     changes_results: False for what only watches a run
     sees_whole_batch: whether the loss of a sample looks at the others of its step
+    to_go_on: what the user types to train on where it has ended a run
     goes_twice: why each microbatch goes forward twice, where a step has several accumulation steps;
         '': it does not
-    precisions: those that bring the feature; a plan has no value of such a one
+    brought_by: precisions, or findings of the split check, that bring the feature; a plan has no
+        value of such a one
     facts: what it must know of a task and its model, a dataclass with defaults; a task brings the
         feature by facts that are no defaults
+    members: what a task's class may have for it: name -> how it is written, and what it is
     libraries: modules that must be installed -> the extra that installs each
     remedy_order: its place among the features by whose ways() a device may hold less; 0: it has
         none
@@ -102,9 +107,11 @@ class Feature(Generic[Fields, Value]):
     table_only: ClassVar[tuple[str, ...]] = ()
     changes_results: ClassVar[bool] = True
     sees_whole_batch: ClassVar[bool] = False
+    to_go_on: ClassVar[str] = ""
     goes_twice: ClassVar[str] = ""
-    precisions: ClassVar[tuple[Precision, ...]] = ()
+    brought_by: ClassVar[tuple[str, ...]] = ()
     facts: ClassVar[type[Any]] = NoFacts
+    members: ClassVar[Mapping[str, str]] = {}
     libraries: ClassVar[Mapping[str, str]] = {}
     remedy_order: ClassVar[int] = 0
     excludes: ClassVar[tuple[str, ...]] = ()
@@ -118,6 +125,12 @@ class Feature(Generic[Fields, Value]):
     @property
     def name(self) -> str:
         return type(self).__module__.rpartition(".")[2]
+
+    @property
+    def key(self) -> str:
+        """The first of its keys of the config, dotted."""
+        assert self.fields is not None
+        return f"{self.section}.{next(iter(self.fields.model_fields))}"
 
     def fields_of(self, config: Config) -> Fields:
         """The section of the config that has the feature's fields."""
@@ -141,6 +154,11 @@ class Feature(Generic[Fields, Value]):
     def decide(self, planned: Planned) -> Decision[Value | None]:
         """What the run has of the feature; None: nothing. UserError: it can't be done."""
         raise NotImplementedError
+
+    def not_same_bits(self, config: Config) -> str:
+        """Why a run with it can't have the same bits on any devices; '': it can."""
+        del config
+        return ""
 
     def serves(self, spec: StrategySpec) -> bool:
         """Whether a run of this strategy can have it."""

@@ -45,9 +45,11 @@ class ListedFeature:
     goes_twice: str = ""
     # with other values of its keys a device may hold less: its place among such; 0: not so
     remedy_order: int = 0
-    precisions: Sequence[str] = ()  # those that bring the feature
+    brought_by: Sequence[str] = ()  # precisions, or findings of the split check
     # what the feature must know of a task and its model: key -> if it is not so
     facts: Mapping[str, Any] = field(default_factory=dict)
+    # of a task's class, for the feature: name -> how it is written, and what it is
+    members: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keys(self) -> list[str]:
@@ -181,14 +183,19 @@ def spec_of(optimizer: str) -> Any:
     return import_module(f"{_OURS}{_OPTIMIZERS}.{optimizer}").SPEC
 
 
-def features_of(precision: str) -> list[str]:
-    """The names of the features that a precision brings."""
-    return [row.name for row in listed() if precision in row.precisions]
+def brought_by(what: str) -> list[str]:
+    """The names of the features that a precision, or a finding of the split check, brings."""
+    return [row.name for row in listed() if what in row.brought_by]
 
 
 def fact_keys() -> set[str]:
     """The keys of the facts that features ask for."""
     return {key for row in listed() for key in row.facts}
+
+
+def feature_members() -> dict[str, str]:
+    """What a task's class may have for features: name -> how it is written, and what it is."""
+    return {name: words for row in listed() for name, words in row.members.items()}
 
 
 def split_facts(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -248,21 +255,14 @@ def _row_of(place: str) -> ListedFeature:
     """What the kernel knows of the feature that a package has as FEATURE."""
     feature = import_module(place).FEATURE
     keys = feature.fields.model_fields if feature.fields else {}
-    return ListedFeature(
-        name=place.rpartition(".")[2],
-        place=place,
-        order=feature.order,
-        section=feature.section,
-        defaults={key: info.get_default() for key, info in keys.items()},
-        plan_key=feature.plan_key or place.rpartition(".")[2],
-        plan_off=feature.plan_off,
-        is_in_each_plan=feature.is_in_each_plan,
-        banner=feature.banner,
-        table_only=feature.table_only,
-        changes_results=feature.changes_results,
-        sees_whole_batch=feature.sees_whole_batch,
-        goes_twice=feature.goes_twice,
-        remedy_order=feature.remedy_order,
-        precisions=feature.precisions,
-        facts={fact.name: fact.default for fact in fields(feature.facts)},
-    )
+    told: dict[str, Any] = {
+        key.name: getattr(feature, key.name, None) for key in fields(ListedFeature)
+    }
+    computed: dict[str, Any] = {
+        "name": place.rpartition(".")[2],
+        "place": place,
+        "defaults": {key: info.get_default() for key, info in keys.items()},
+        "plan_key": feature.plan_key or place.rpartition(".")[2],
+        "facts": {fact.name: fact.default for fact in fields(feature.facts)},
+    }
+    return ListedFeature(**{**told, **computed})

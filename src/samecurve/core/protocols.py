@@ -221,8 +221,8 @@ class Task(Protocol):
     phases: patterns of parameter names by phase of a step; empty: a step is one update.
     prepare: makes a part of the files that rows need, on a device; None: they need none.
     check_rows: refuses rows that change when they are read again; prepare() has made their files.
-    loss: of a microbatch. Where Facts.whole_batch, features() of a microbatch, one row a sample,
-        and batch_loss() of those of a whole batch stand for it.
+    loss: of a microbatch. Where it sees the whole batch, features() of a microbatch, one row a
+        sample, and batch_loss() of those of a whole batch stand for it.
     eval_sums: what evaluate() gives for a microbatch, by name, the same on every rank.
     summarize: the sums over all held-out samples -> metrics, numbers or arrays.
     samples_in_parts: whether sample() makes one part of the samples, where it is given one.
@@ -373,7 +373,8 @@ class Counters:
 
     best_value: float | None = None  # of train.best_metric; older checkpoints: best_loss
     best_step: int | None = None
-    # of train.early_stop's metric: what is to be bettered, since when, by how many evaluations not
+    # of a metric that may end the run: what is to be bettered, since when, and by how many
+    # evaluations it was not
     early_value: float | None = None
     early_step: int | None = None
     early_waited: int = 0

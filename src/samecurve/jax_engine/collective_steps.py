@@ -46,7 +46,7 @@ class CollectiveSteps(Steps[State, GradientSums, Reduced]):
 
     def _program(self, num_samples: int) -> Wrapped:
         """The program of a step. A loss over the whole batch has one for each batch size."""
-        return self._program_of(num_samples if self.setup.plan.whole_batch else 0)
+        return self._program_of(num_samples if self.setup.plan.sees_whole_batch else 0)
 
     @cached_property
     def _program_of(self) -> Callable[[int], Wrapped]:
@@ -70,7 +70,7 @@ class CollectiveSteps(Steps[State, GradientSums, Reduced]):
         setup, rows = self.setup, first_of(inputs.rows)
         whole = setup.strategy.gather_params(all_params(state), setup.model.shapes)
         add_rounds: Callable[..., GradientSums] = _add_in_order
-        if setup.plan.whole_batch:
+        if setup.plan.sees_whole_batch:
             add_rounds = partial(accumulate_whole_batch, num_samples=num_samples)
         return add_rounds(setup, whole, rows, state["scale"], inputs.when)
 

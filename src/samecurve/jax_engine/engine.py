@@ -195,7 +195,7 @@ class JaxEngine:
         has_leave_out = getattr(self.task, "leave_out", None) is not None
         is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)
         fits = self.plan.batch.micro_batch_size > 1 and not (
-            self.plan.compute.fixed_microbatches or self.plan.whole_batch
+            self.plan.compute.fixed_microbatches or self.plan.sees_whole_batch
         )
         return is_theirs and fits
 

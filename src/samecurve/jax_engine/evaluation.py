@@ -62,7 +62,7 @@ class Evaluation:
             jax.block_until_ready(measured[-len(params) :])
             measured += [self._measure(params, one, when) for one in staged.rows]
         totals = self._added(measured, samples)
-        if self._plan.whole_batch:
+        if self._plan.sees_whole_batch:
             loss = self._batch_loss(measured, when, samples)
             totals.update({"loss.sum": loss.sum, "loss.weight": loss.weight})
         return totals
@@ -91,9 +91,9 @@ class Evaluation:
     ) -> Measured:
         own, rows = params[microbatch.local_device], microbatch.rows
         features: Arrays = {}
-        if self._plan.whole_batch:
-            inexact, others = self._features_program(own, rows, when)
-            features = {**inexact, **others}
+        if self._plan.sees_whole_batch:
+            floats, others = self._features_program(own, rows, when)
+            features = {**floats, **others}
         sums = self._metrics_program(own, rows, when)
         return Measured(microbatch.number, sums, features, rows.position)
 

@@ -100,7 +100,7 @@ class Staging:
         """
         parts = sorted(parts, key=lambda part: (part.device, part.index))
         shape = (len(self._devices), of, self._micro_batch_size)
-        needs_position = self._plan.whole_batch
+        needs_position = self._plan.sees_whole_batch
         form = (shape, *(part.form(numbered=needs_position) for part in parts))
         if form not in self._sent:
             self._sent[form] = self.put(self._masks(parts, shape))
@@ -123,7 +123,7 @@ class Staging:
             rows = part.device, part.index, slice(part.count)
             real[rows] = True
             position[rows] = part.microbatch.number * shape[-1] + np.arange(part.count)
-        return real, position if self._plan.whole_batch else None
+        return real, position if self._plan.sees_whole_batch else None
 
     def arrays_of(self, microbatch: MicroBatch) -> Mapping[str, HostArray]:
         """The arrays of a microbatch, with its rows' keys unless they are known to be unused."""

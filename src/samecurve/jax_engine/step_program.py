@@ -183,8 +183,8 @@ class Steps(ABC, Generic[StateT, SumsT, ReducedT]):
 
     @abstractmethod
     def rows_again(self, rows: Any, number: int, index: int) -> tuple[Rows, int]:
-        """Rows for the sentinel, [devices, n, microbatch, ...], and the place among the n that has
-        the microbatch of this number on its device.
+        """Rows to compute one microbatch again, [devices, n, microbatch, ...], and the place among
+        the n that has the microbatch of this number on its device.
 
         index: its accumulation step
         """

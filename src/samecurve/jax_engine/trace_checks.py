@@ -135,7 +135,7 @@ def _losses(
 ) -> Mapping[str, Mean]:
     """The loss of a row and the means beside it; over the whole batch that of two equal rows."""
     task = setup.task
-    if not setup.plan.whole_batch:
+    if not setup.plan.sees_whole_batch:
         return with_numbers(lambda row: task.losses(module, row, progress), row)
     features = with_numbers(lambda row: task.features(module, row, progress), row)
     twice = {name: jnp.concatenate([rows, rows]) for name, rows in features.items()}

@@ -70,7 +70,7 @@ class TreeSteps(Steps[States, SubtreeSums, PackedSums]):
             for params, one in zip(self._whole_params(state), state, strict=True)
         ]
         gradients = self._gradients_of_each(replicas, inputs)
-        if self.setup.plan.whole_batch:
+        if self.setup.plan.sees_whole_batch:
             gradients = self._batch_loss.gradients_of_each(replicas, inputs, num_samples)
         count = count_microbatches(num_samples, self.setup.plan.batch.micro_batch_size)
         trees = [TreeSum[GradientSums](count, self._add_program) for _ in self.setup.devices]

@@ -32,8 +32,8 @@ def done_line(prepared: PreparedRun) -> str:
     words = f"{steps} of {steps} steps were trained before; --max-steps N trains on"
     if step < steps:
         words = (
-            f"it stopped early at step {step} of {steps}; --set train.early_stop.patience=N, more"
-            " than it was, trains on"
+            f"it stopped early at step {step} of {steps}; {prepared.plan.to_go_on}, more than it"
+            " was, trains on"
         )
     warned = "".join(f"warn   {text}\n" for text in catch_up(prepared.run, prepared.track))
     with mirrored(prepared, lambda: None) as mirror:

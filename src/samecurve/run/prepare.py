@@ -103,7 +103,7 @@ def _prepare(request: StartRequest, claim: "Claim | None") -> PreparedRun:
     layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
         is_open = has_open_ranks(config.devices, config.engine, machine) and machine.cores > 1
-        may_grow = is_open and config.train.exact is not False and bool(config.batch.samples)
+        may_grow = is_open and config.train.may_have_same_bits and bool(config.batch.samples)
         warm_start.expect(layout, entry_of(config.task).libraries, may_grow=may_grow)
     origin = find_origin(loaded, options)
     if claim:
@@ -284,8 +284,8 @@ def _refuse_finished(origin: Origin, accepted_plan: Plan) -> None:
         raise UserError(
             f"{origin.checkpoint} is of a run that stopped early: a new run that begins from it has"
             " nothing left to train",
-            "--set train.early_stop.patience=N, beyond what it was, trains on; --init-from begins a"
-            " run at step 0 with these weights",
+            f"{accepted_plan.to_go_on}, beyond what it was, trains on; --init-from begins a run at"
+            " step 0 with these weights",
             "--resume",
         )
     raise UserError(

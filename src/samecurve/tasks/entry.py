@@ -156,7 +156,7 @@ class TaskEntry:
             return []
         train = config.train  # a user's model, optimizer and schedule may be built by them
         built_by: list[object] = [train.precision, train.seed, config.optimizer.lr]
-        built_by.append(train.exact)  # whether more is tried
+        built_by.append(train.plan_chooses_bits)  # whether more is tried
         files = [hashlib.sha256(file.read_bytes()).hexdigest() for file in self._source_files()]
         return [*built_by, *files]
 

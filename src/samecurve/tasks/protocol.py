@@ -13,22 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-MEMBERS: Mapping[str, str] = {
+from samecurve.core.feature_list import feature_members
+
+OWN_MEMBERS: Mapping[str, str] = {
     "model": "model(self): the model, built anew at each call",
     "loss": (
         "loss(self, model, batch[, step][, epoch][, phase]) -> samecurve.Mean: the loss added over"
         " what was counted, and how much that was; step and epoch, if it asks for them, count from"
         ' 0. Or {"loss": Mean, name: Mean, ...}: the others are logged beside it'
-    ),
-    "features": (
-        "features(self, model, batch[, step][, epoch][, phase]) -> {name: tensor with one row a"
-        " sample}: with batch_loss() in place of loss(); all that a loss over the whole batch looks"
-        " at, labels too"
-    ),
-    "batch_loss": (
-        "batch_loss(self, features[, step][, epoch][, phase]) -> samecurve.Mean: the loss of the"
-        " whole batch, whose features of all devices are in the samples' order; or, as loss() may,"
-        " with others by name"
     ),
     "train_data": (
         "train_data(self): a torch Dataset, or an object with __len__ and __getitem__(ids) ->"
@@ -76,19 +68,10 @@ MEMBERS: Mapping[str, str] = {
         "optimizer(self, params[, lr][, phase]) -> torch.optim.Optimizer over all of params"
     ),
     "elementwise": "elementwise = True: that optimizer updates each number by itself",
-    "phases": (
-        'phases = {"critic": "critic.*", "generator": ("generator.*", "embed.*")}: several updates'
-        " in turn within a step, each of the parameters whose names match; loss(self, model, batch,"
-        " phase), and optimizer(self, params, lr, phase) if there is one (torch)"
-    ),
     "schedule": (
         "schedule(self, step) -> the factor of optimizer.lr at that step, counted from 0; or"
         " schedule(self, optimizer) -> a scheduler of torch.optim.lr_scheduler (torch): in place of"
         " the config's schedule"
-    ),
-    "after_step": (
-        "after_step(self, model, step): called after each update (step counts from 0), to change"
-        " weights and buffers that are not trained: a momentum teacher (torch)"
     ),
     "coupled": (
         'coupled = ("contrastive loss",): words for what mixes the samples of a batch, beside'
@@ -145,6 +128,10 @@ MEMBERS: Mapping[str, str] = {
         "export(self, model, directory): writes what belongs beside the weights (a config, a"
         " tokenizer); may return lines for the user"
     ),
+}
+
+# what knows weights as other programs have them: what a run begins from, `export`, `--init-from`
+WEIGHT_MEMBERS: Mapping[str, str] = {
     "export_hf": (
         "export_hf(self, tensors, directory, dtype) -> ({their name: tensor}, lines): writes what"
         " the Hugging Face libraries read beside the weights; gives those under their names, and"
@@ -187,6 +174,9 @@ MEMBERS: Mapping[str, str] = {
         " though their shapes fit"
     ),
 }
+
+# what a class may have: for every run; for weights as other programs have them; for features
+MEMBERS: Mapping[str, str] = {**OWN_MEMBERS, **WEIGHT_MEMBERS, **feature_members()}
 
 
 class ExportedFile(NamedTuple):

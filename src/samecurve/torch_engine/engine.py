@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
-from samecurve.core.feature_list import features_of, hooks_of
+from samecurve.core.feature_list import brought_by, hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -68,7 +68,6 @@ class TorchEngine:
 
     comm: who trains together
     devices: those of this process
-    own_sharded: shard models by strategies/sharded, not by torch's FSDP2
 
     step: one optimizer step: TrainingStep.run (step/training_step.py), or several in turn. init()
         and restore() put it together for their state.
@@ -83,8 +82,6 @@ class TorchEngine:
         optimizer: Optimizer,
         comm: Comm,
         devices: Sequence[torch.device],
-        *,
-        own_sharded: bool = False,
     ) -> None:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.notes: list[str | Event] = []
@@ -93,7 +90,7 @@ class TorchEngine:
         if plan.compute.deterministic:
             set_deterministic(True)
             self._exit_stack.callback(set_deterministic, False)
-        self._strategy = make_strategy(plan, comm, devices, own_sharded=own_sharded)
+        self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()
         self._setup = EngineSetup(
             task=task,
@@ -106,7 +103,7 @@ class TorchEngine:
             draw_sites=sites,
             notes=self.notes,
         )
-        always = dict.fromkeys(features_of(plan.compute.precision))
+        always = dict.fromkeys(brought_by(plan.compute.precision))
         self._add_features({**always, **plan.features, **task.brings})
         self._has_keyed_dropout = plan.compute.keyed_dropout
         self._exit_stack.callback(self._strategy.close)
@@ -208,7 +205,6 @@ class TorchEngine:
             is_split=is_split,
             allowed=self.plan.compute.allow_coupled,
         )
-        self._setup.step_buffers.update(verdict.steady)
         self._add_features(verdict.brings)
         self._begin_steps(state)
         return [*lines, *verdict.notes]
@@ -315,9 +311,7 @@ class TorchEngine:
         """Give every rank the first one's buffers, before what all ranks must see alike: those that
         each rank keeps for itself (train.allow_coupled) and those that each moves by itself.
         """
-        step_buffers = [
-            buffer
-            for name, buffer in self._strategy.models[0].named_buffers()
-            if name in self._setup.step_buffers
-        ]
-        self.comm.broadcast([*self._unsynced_buffers, *step_buffers], self.device)
+        names = self._setup.moved_buffers
+        named = self._strategy.models[0].named_buffers()
+        moved = [buffer for name, buffer in named if name in names]
+        self.comm.broadcast([*self._unsynced_buffers, *moved], self.device)

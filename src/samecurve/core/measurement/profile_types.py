@@ -16,7 +16,7 @@ PARTS = {  # by engine, in the order of a step
 MEANING = {
     "data": "nothing to compute: the feed has no batch yet",
     "forward": "model and loss; the batch's way to the device",
-    "backward": "gradients, with what recompute does again",
+    "backward": "gradients, with what is computed again",
     "sync": (
         "waiting for other devices or sending to them, computing nothing; not what overlaps with"
         " backward"

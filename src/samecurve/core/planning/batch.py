@@ -1,7 +1,7 @@
 """How many samples a step has, and how they are cut into microbatches for the devices.
 
 Where devices are alike, each has an equal share. Of uneven devices the faster ones get more
-microbatches, so that no device waits for another; sums are exact, so this changes no result.
+microbatches, so that no device waits for another; sums lose nothing, so this changes no result.
 """
 
 from collections.abc import Sequence
@@ -166,10 +166,10 @@ def _why_batch(section: Batch, fixed_size: int | None, num_devices: int) -> str:
     return f"as this run began (the config's {in_config} would need --new-batch)"
 
 
-def check_count(split: BatchSplit, refusal: type[UserError] = UserError) -> None:
-    """UserError, or the given one: a step has more microbatches than anybody can wait for."""
+def check_count(split: BatchSplit) -> None:
+    """UserError: a step has more microbatches than anybody can wait for."""
     if split.num_microbatches > _MOST_MICROBATCHES:
-        raise refusal(
+        raise UserError(
             f"a step of {split.global_batch_size} samples in microbatches of"
             f" {split.micro_batch_size} has {split.num_microbatches} of them, more than"
             f" {_MOST_MICROBATCHES}",

@@ -80,14 +80,14 @@ class DescribedArrays:
 class Activations:
     """What the backward pass keeps, and what the loss holds, beside bytes_per_sample."""
 
-    # bytes_per_sample where some activations are computed again, by train.recompute
+    # bytes_per_sample where some activations are computed again, by the name of the way
     recompute_bytes: Mapping[str, int] = field(default_factory=dict)
     # the same under bf16 and f16, for `none` too; a setting that is left out was not counted
     autocast_bytes: Mapping[str, int] = field(default_factory=dict)
-    # the bytes on GPUs, by precision and train.recompute, where GPUs compute by kernels that keep
+    # the bytes on GPUs, by precision and way, where GPUs compute by kernels that keep
     # more than those of CPUs
     gpu_bytes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    # share of these bytes that the block being run again takes, by train.recompute; 0 to 1
+    # share of these bytes that the block being run again takes, by way; 0 to 1
     rerun_share: Mapping[str, float] = field(default_factory=dict)
     # logits of a token, where the loss computes those of some tokens at a time; 0: it does not
     chunked_logits: int = 0
@@ -110,8 +110,8 @@ class Quantized:
 class Repeatability:
     """Whether, and how cheaply, a step can have the same bits on any devices."""
 
-    # what train.exact would refuse in the first step, tried where the plan may choose it
-    not_exact: str = ""
+    # what the same bits would refuse in the first step, tried where the plan may choose it
+    not_same_bits: str = ""
     # operations that the loss calls and that have no deterministic kernel on GPUs, each perhaps
     # with its place
     nondeterministic: tuple[str, ...] = ()

@@ -25,6 +25,12 @@ class AfterStep(Feature[Section, None]):
 
     order = 700
     facts = AfterStepFacts
+    members = {
+        "after_step": (
+            "after_step(self, model, step): called after each update (step counts from 0), to"
+            " change weights and buffers that are not trained: a momentum teacher (torch)"
+        ),
+    }
     excludes = ("devices.offload_frozen",)
     banner = {"after_step": ""}
     hooks = ("torch",)

@@ -22,6 +22,7 @@ class Hooks(TorchHooks):
     """Adds the call to the last update of a step."""
 
     value: Callable[[nn.Module, int], None]  # the task's method
+    calls = "after_step"
 
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
         steps[-1].after_update.append(AfterStep(self.value, self.setup))
@@ -56,7 +57,7 @@ class AfterStep:
         states = self._states()
         setup.strategy.change(self._function, step)
         if contents is not None:
-            self._held().refuse_changed(contents)
+            self._held().refuse_changed(contents, Hooks.calls)
         if not equal(states, self._states()):
             moved = [name for name, now in self._states().items() if not equal(states[name], now)]
             raise UserError(

@@ -37,7 +37,7 @@ class Hooks(TorchHooks):
 
         RunError, on every rank: an array differs.
         """
-        left_out = self.setup.step_buffers  # each rank moves them by itself
+        left_out = self.setup.moved_buffers  # each rank moves them by itself
         if self.setup.plan.compute.allow_coupled:
             left_out = {name for name, _ in state.model.named_buffers()}
         return compare_replicas(self.setup, state, step, left_out)

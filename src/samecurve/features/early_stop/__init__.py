@@ -66,6 +66,7 @@ class EarlyStopFeature(Feature[EarlyStopFields, EarlyStopRule]):
     fields = EarlyStopFields
     value = EarlyStopRule
     is_in_each_plan = True
+    to_go_on = "--set train.early_stop.patience=N"
     hooks = ("loop",)
 
     def check(self, config: Config, _layout: Layout | None) -> None:

@@ -12,7 +12,7 @@ class LossScaleFeature(Feature[Section, None]):
     """The feature. Precision f16 brings it, so no key of a plan has it."""
 
     order = 10
-    precisions = ("f16",)
+    brought_by = ("f16",)
     hooks = ("torch",)
 
 

@@ -21,6 +21,13 @@ class Phases(Feature[Section, None]):
 
     order = 600
     facts = PhaseFacts
+    members = {
+        "phases": (
+            'phases = {"critic": "critic.*", "generator": ("generator.*", "embed.*")}: several'
+            " updates in turn within a step, each of the parameters whose names match; loss(self,"
+            " model, batch, phase), and optimizer(self, params, lr, phase) if there is one (torch)"
+        ),
+    }
     banner = {"phases": "phases "}
     hooks = ("torch",)
 

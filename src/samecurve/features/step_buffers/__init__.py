@@ -12,6 +12,7 @@ class StepBuffersFeature(Feature[Section, None]):
     """The feature. The split check brings it, with the buffers' names."""
 
     order = 100
+    brought_by = ("steady buffers",)
     hooks = ("torch",)
 
 

@@ -22,6 +22,10 @@ class Hooks(TorchHooks):
 
     value: AbstractSet[str]  # the buffers' names
 
+    def __init__(self, setup: EngineSetup, value: AbstractSet[str]) -> None:
+        super().__init__(setup, value)
+        self.moved_buffers = value
+
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
         for step in steps:
             buffers = StepBuffers(step.setup, self.value)

@@ -9,7 +9,7 @@ class WeightWritesFeature(Feature[Section, None]):
 
     order = 20
     changes_results = False
-    precisions = ("f64", "f32", "bf16", "f16")
+    brought_by = ("f64", "f32", "bf16", "f16")
     hooks = ("torch",)
 
 

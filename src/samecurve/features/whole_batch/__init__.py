@@ -27,6 +27,18 @@ class WholeBatch(Feature[Section, bool]):
 
     order = 400
     facts = WholeBatchFacts
+    members = {
+        "features": (
+            "features(self, model, batch[, step][, epoch][, phase]) -> {name: tensor with one row"
+            " a sample}: with batch_loss() in place of loss(); all that a loss over the whole batch"
+            " looks at, labels too"
+        ),
+        "batch_loss": (
+            "batch_loss(self, features[, step][, epoch][, phase]) -> samecurve.Mean: the loss of"
+            " the whole batch, whose features of all devices are in the samples' order; or, as"
+            " loss() may, with others by name"
+        ),
+    }
     value = bool
     plan_off = False
     is_in_each_plan = True

@@ -15,8 +15,8 @@ from samecurve.core.config.param_groups import names_by_phase
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.errors import UserError
+from samecurve.tasks.adapter.bits_trial import bits_hindrance
 from samecurve.tasks.adapter.data_kinds import parameters_of
-from samecurve.tasks.adapter.exact_trial import exact_hindrance
 from samecurve.tasks.adapter.sample_work import work_facts
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
@@ -77,7 +77,7 @@ def describe_model(
         "hidden_matrices": hidden_matrices(model),
         "feature_bytes": None if tried is None else tried.feature_bytes,
         "keyed_dropout": dropout_layers(model),
-        "not_exact": exact_hindrance(adapter, config, num_params),
+        "not_same_bits": bits_hindrance(adapter, config, num_params),
         **work_facts(adapter, config, model, None if tried is None else tried.work),
     }
 

@@ -1,4 +1,4 @@
-"""The blocks of a model whose frozen weights can lie in host memory (devices.offload_frozen).
+"""The blocks of a model whose frozen weights can lie in host memory.
 
 A block is the unit that is copied to the device at once. The plan counts the same blocks, on a
 model without values, as the engine moves.

@@ -97,7 +97,7 @@ class Diagnosis:
         elif seen.changed and third and compare_repeats(seen.whole, third, 1e-6) is None:
             name = min(seen.counters, default=seen.changed[0])
         all_there = all(singles) and all(pairs.values())
-        method = "features" if self._setup.plan.whole_batch else "loss"
+        method = "features" if self._setup.plan.sees_whole_batch else "loss"
         return Evidence(
             ids=[int(i) for i in trials.rows.ids],
             singles=[trial for trial in singles if trial] if all_there else (),
@@ -166,6 +166,6 @@ class Diagnosis:
         """The subject of the error's sentence."""
         trials = self._trials
         what = "the loss" if trials.name == "loss" else f'"{trials.name}", logged beside the loss,'
-        if self._setup.plan.whole_batch:
+        if self._setup.plan.sees_whole_batch:
             what = "features(), added up,"
         return what if trials.step == trials.rows.step else f"{what} at step {trials.step}"

@@ -148,9 +148,7 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
         assert gradient is not None
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         part = setup.strategy.own_part(laid_out[name], dense) * setup.comm.world_size
-        part = part.to(
-            own_part(laid_out[name]).device
-        )  # devices.offload: shards lie in host memory
+        part = part.to(own_part(laid_out[name]).device)  # shards may lie in host memory
         own[name] = own[name] + part if name in own else part
 
     for name, parameter in model.named_parameters():

@@ -10,7 +10,7 @@ For each update phase of a step it tries, in this order, until something is wron
 3. in parts: the same samples in two parts. Sums and weights must add up, buffers must move alike.
 4. far: the same samples as after many more microbatches, where an attribute counts.
 5. alone: each sample by itself, where weights differ. A sample with nothing to count has weight 0.
-6. kept: attributes of the last microbatch that after_step() or a later phase reads.
+6. kept: attributes of the last microbatch that a later phase, or a call after an update, reads.
 7. hooks: of the user's on accumulated gradients.
 8. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
    the means that are logged beside it.
@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from samecurve.core.feature_list import brought_by
 from samecurve.core.protocols import TrialRows
 from samecurve.core.split_check import (
     DOUBTFUL,
@@ -83,7 +84,7 @@ class SplitVerdict:
     @property
     def brings(self) -> dict[str, AbstractSet[str]]:
         """The features that the run needs for what was found, with what their hooks take."""
-        return {"step_buffers": self.steady} if self.steady else {}
+        return dict.fromkeys(brought_by("steady buffers"), self.steady) if self.steady else {}
 
 
 class SplitCheck:
@@ -294,21 +295,22 @@ class SplitCheck:
 
     def _error_of_kept(self, names: Sequence[str]) -> UserError | None:
         """The error of attributes that hold something of the last microbatch and are read later."""
-        error = self._error_of_after_step(names)
+        error = self._error_of_calls(names)
         if self._judge.agree(bool(self._trials.phase_number and self._kept)):
             error = error or self._error_of_earlier_phases()
         self._kept += names
         return self._judge.shared(error)
 
-    def _error_of_after_step(self, names: Sequence[str]) -> UserError | None:
-        """Whether after_step() reads one of these attributes."""
-        if "after_step" not in self._setup.task.brings:
-            return None
-        from samecurve.torch_engine.split_check.user_code import names_read
+    def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
+        """Whether a method that a feature calls after an update reads one of these attributes."""
+        for method in (hooks.calls for hooks in self._setup.features.values() if hooks.calls):
+            from samecurve.torch_engine.split_check.user_code import names_read
 
-        read = names_read(self._setup.task, "after_step")
-        name = next((name for name in names if name.rpartition(".")[2] in read), None)
-        return self._explained(name, "after_step()", "after_step") if name else None
+            read = names_read(self._setup.task, method)
+            for name in names:
+                if name.rpartition(".")[2] in read:
+                    return self._explained(name, f"{method}()", method)
+        return None
 
     def _error_of_earlier_phases(self) -> UserError | None:
         """Whether the loss of this phase depends on what earlier phases keep of a microbatch."""

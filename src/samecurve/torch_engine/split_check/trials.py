@@ -321,7 +321,7 @@ class Trials:
     def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
         task, phase = self._setup.task, self.phases[self.phase_number]
         progress = self._plan.progress_at(self.step)
-        if self._plan.whole_batch:
+        if self._plan.sees_whole_batch:
             features = run(0, task.features, microbatch.arrays, progress, phase)
             count = len(next(iter(microbatch.arrays.values())))
             return {"loss": Mean(_added_up(features), count)}

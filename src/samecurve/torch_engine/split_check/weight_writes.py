@@ -16,6 +16,7 @@ from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 
 VERSION = attrgetter("_version")
+_CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
 
 
 class WeightVersions:
@@ -52,7 +53,7 @@ class WeightBits:
         return _first_changed(self._names, self._before, self._hashes())
 
     def _hashes(self) -> list[int]:
-        bit_sums = BitSums()
+        bit_sums = BitSums(_CHUNK)
         sums = [bit_sums.of(local_view(tensor)) for tensor in self._tensors]
         return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
 
@@ -72,7 +73,7 @@ def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> U
     from samecurve.torch_engine.split_check.user_code import place_of_method
     from samecurve.torch_engine.split_check.watched_lines import watch
 
-    where = place_of_method(setup.task, "features" if setup.plan.whole_batch else "loss")
+    where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
     if not setup.strategy.gathers_weights:
         weight = dict(setup.strategy.models[0].named_parameters())[name]
         reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001

@@ -24,6 +24,8 @@ class TorchHooks:
     value: what the plan has of the feature
     changes_products: whether the products of layers are others than their weights' formats say
     moves_weights: whether weights lie on their device only for a while
+    calls: the task's method that is called after an update; '': none
+    moved_buffers: names of buffers that each rank moves by itself in a step
     names_on_host: parameters whose values lie in host memory, once models are prepared
     step_class: the class of a step, in the place of TrainingStep
     measures: whether evaluations call measure() and add_measured()
@@ -36,6 +38,8 @@ class TorchHooks:
     measures: ClassVar[bool] = False
     checks_split: ClassVar[bool] = False
 
+    calls: ClassVar[str] = ""
+    moved_buffers: Collection[str] = ()
     names_on_host: Collection[str] = ()
 
     def __init__(self, setup: EngineSetup, value: Any) -> None:

@@ -109,26 +109,26 @@ class HeldByTask:
         """The tensors of a number format, by path."""
         return [path for path, tensor in self._tensors() if tensor.dtype == dtype]
 
-    def refuse_changed(self, before: Contents) -> None:
-        """Call it after the task's after_step(), with the contents from before.
+    def refuse_changed(self, before: Contents, method: str) -> None:
+        """Call it after a method of the task, with the contents from before.
 
-        UserError: after_step() has changed a tensor of the task that the loss reads.
+        UserError: the method has changed a tensor of the task that the loss reads.
         """
         from samecurve.torch_engine.split_check.side_effects import equal
         from samecurve.torch_engine.split_check.user_code import names_read, place_of_method
 
-        read = {name for method in _READERS for name in names_read(self._task, method)}
+        read = {name for reader in _READERS for name in names_read(self._task, reader)}
         for path, (tensor, numbers) in self.contents().items():
             if path.partition(".")[0] not in read:
                 continue
             old, old_numbers = before.get(path, (None, None))
             if tensor is not old or not equal(numbers, old_numbers):
                 raise UserError(
-                    f"after_step() changes self.{path}, which the loss reads: what a task keeps is"
+                    f"{method}() changes self.{path}, which the loss reads: what a task keeps is"
                     " in no checkpoint, so a resumed run would give another curve",
                     "keep it in the model: a submodule with requires_grad_(False), or"
                     " register_buffer(), in what model() returns",
-                    place_of_method(self._task, "after_step"),
+                    place_of_method(self._task, method),
                 )
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

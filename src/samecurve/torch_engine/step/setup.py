@@ -51,8 +51,6 @@ class EngineSetup:
     draw_sites: DrawSites  # of all of them
     # for the user; the loop records and empties it
     notes: list[str | Event] = field(default_factory=list)
-    # names of buffers that every forward pass moves alike, and that move once a step
-    step_buffers: set[str] = field(default_factory=set)
     # the hooks of the run's features, by name and in their order (feature_hooks.py)
     features: dict[str, Any] = field(default_factory=dict)
 
@@ -67,6 +65,11 @@ class EngineSetup:
         from samecurve.torch_engine.model.same_programs import SamePrograms
 
         return SamePrograms(self.comm, compute.threads, self.device)
+
+    @property
+    def moved_buffers(self) -> set[str]:
+        """Names of buffers that each rank moves by itself in a step."""
+        return {name for hooks in self.features.values() for name in hooks.moved_buffers}
 
     @property
     def device(self) -> torch.device:
