@@ -1,7 +1,6 @@
 """What is refused before a task is described: what no model and no data could make right."""
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.batch import check_uneven
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.compute import (
     check_precision,
@@ -31,19 +30,19 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
     train, refusals = config.train, Refusals()
     layout = None
     with refusals.collected():
-        layout = _layout_before_facts(config, machine, refusals, can_measure=can_measure)
+        layout = _layout_before_facts(config, machine, refusals)
     refusals.collect(check_steps, train.steps)
     refusals.collect(check_engine_has, config.optimizer, config.engine)
     for row in config.named_features:
         refusals.collect(row.load().check, config, layout)
+        if not can_measure:
+            refusals.collect(row.load().check_unmeasured, config, layout)
     refusals.raise_any()
     assert layout is not None, "else it was refused"
     return layout
 
 
-def _layout_before_facts(
-    config: Config, machine: Machine, refusals: Refusals, *, can_measure: bool
-) -> Layout:
+def _layout_before_facts(config: Config, machine: Machine, refusals: Refusals) -> Layout:
     """The layout, with what follows from it. refusals: takes those that don't hinder each other."""
     engine, train = config.engine, config.train
     devices = choose_devices(config.devices, engine, machine).value
@@ -52,7 +51,6 @@ def _layout_before_facts(
         config.devices, engine, devices, fits=lambda _spec, _shards: Fit(True)
     )
     layout = choose_layout(config.devices, train, strategy, devices, machine, norm_sync=False).value
-    refusals.collect(check_uneven, config.devices, config.batch, layout, can_measure=can_measure)
     if train.is_exact:
         from samecurve.core.planning.exact import check_exact_layout
 

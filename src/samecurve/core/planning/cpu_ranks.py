@@ -62,7 +62,7 @@ def ranks_for_cores(
     """
     threads = choose_exact_threads(config.devices.threads, machine, fixed).value
     most = min(machine.cores // threads, num_microbatches, MOST_CPU_RANKS)
-    if most < 2 or not has_open_ranks(config.devices, config.engine, machine):
+    if most < 2 or not has_open_ranks(config, machine):
         return None
     fitting = (count for count in range(most, 1, -1) if holds(machine.ranks_on_cpu(count)))
     count = next(fitting, 1)

@@ -14,10 +14,7 @@ from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
     batch_warnings,
-    check_uneven,
     choose_batch,
-    choose_speeds,
-    choose_uneven_split,
 )
 from samecurve.core.planning.capacity import (
     Capacity,
@@ -155,7 +152,7 @@ class _Planning:
         for feature in options.features:
             feature.check_model(self.config, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
-        return self._memory(options, layout, self._split(layout, capacity), capacity)
+        return self._memory(options, layout, self._split(layout, capacity, options), capacity)
 
     def _devices(
         self, options: MemoryOptions, precision: Decision[Precision]
@@ -165,7 +162,7 @@ class _Planning:
         chosen = choose_devices(config.devices, config.engine, machine)
         follows_devices = self.fixed is None and not config.batch.samples  # the batch does
         was_tried = self.facts.measured.largest_tried is not None  # by one rank
-        is_open = has_open_ranks(config.devices, config.engine, machine)
+        is_open = has_open_ranks(config, machine)
         if not (config.train.is_exact and is_open) or follows_devices or was_tried:
             return chosen
         from samecurve.core.planning.cpu_ranks import ranks_for_cores
@@ -190,7 +187,7 @@ class _Planning:
         try:
             layout = self._layout(options, devices).value
             capacity = choose_capacity(options, self.facts, layout).value
-            step = self._memory(options, layout, self._split(layout, capacity), capacity)
+            step = self._memory(options, layout, self._split(layout, capacity, options), capacity)
             self._explain_training(step.layout, step.split, precision)
         except UserError:
             return False
@@ -205,14 +202,13 @@ class _Planning:
         layout = choose_layout(section, train, strategy, devices, self.machine, norm_sync=norm_sync)
         for feature in options.features:
             feature.check(self.config, layout.value)
+            if self.facts.measured.speeds is None:
+                feature.check_unmeasured(self.config, layout.value)
         return layout
 
-    def _split(self, layout: Layout, capacity: Capacity) -> BatchSplit:
-        """The split by the devices' speeds, where the config asks for one."""
+    def _split(self, layout: Layout, capacity: Capacity, options: MemoryOptions) -> BatchSplit:
+        """The even split, or what a feature makes of it."""
         section, train = self.config.devices, self.config.train
-        can_measure = self.facts.measured.speeds is not None
-        check_uneven(section, self.config.batch, layout, can_measure=can_measure)
-        speeds = choose_speeds(section, train, self.facts)
         if train.is_exact:
             from samecurve.core.planning import exact
 
@@ -222,9 +218,10 @@ class _Planning:
         split = self.log.take(
             even_split(self.config, layout, capacity, fixed=self.fixed, is_auto=self.chooses_exact)
         )
-        if speeds is None:
-            return split
-        return self.log.take(choose_uneven_split(speeds, split, may_cut=not train.is_exact))
+        for feature in options.features:
+            if other := feature.split(self.config, self.facts, split):
+                split = self.log.take(other)
+        return split
 
     def _memory(
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
@@ -359,7 +356,8 @@ class _Planning:
                 " eval_data() of a user task)"
             )
         optimizer_bytes = sum(term.bytes for term in terms if term.name == "optimizer")
-        warnings += layout_warnings(self.config.devices, layout, optimizer_bytes)
+        is_even = not self.config.fixes_devices
+        warnings += layout_warnings(self.config.devices, layout, optimizer_bytes, is_even=is_even)
         if train.is_exact and fixed.computed_on not in {"", layout.computed_on}:
             warnings.append(
                 f"this run began with {fixed.computed_on}; from here its bits are those of"
