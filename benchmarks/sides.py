@@ -19,7 +19,7 @@ from benchmarks.gpu_profile import PROFILED, Watch
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 
@@ -28,7 +28,7 @@ from samecurve.torch_engine.process_group import Comm
 class Setting:
     """warm: steps before those that are timed. watch: of this turn."""
 
-    task: EngineAdapter
+    task: TaskAdapter
     config: Config
     plan: Plan
     device: torch.device

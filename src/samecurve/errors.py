@@ -3,7 +3,7 @@
 SamecurveError            everything that we raise on purpose
 ├── UserError            the command line, the config or the data must change   exit 2
 │   ├── InvalidConfigError     all the errors of one config, at once
-│   └── NotExactError          a run that can't be exact here (train.exact)
+│   └── NotSameBitsError       a run can't have the same bits on any devices here (train.exact)
 └── RunError             the run itself could not go on                         exit 1, or 75 where
     │                    another start may help
     └── FaultyDeviceError    a device computes wrong                            exit 76
@@ -21,6 +21,8 @@ from samecurve.terminal import printable, shorten
 # characters: a failure takes one screen, whatever was put into its texts
 _MOST_CAUSE, _MOST_REMEDY, _MOST_WHERE, _MOST_OF_ONE = 1600, 1600, 400, 500
 MOST_ERRORS = 12  # of a config that are told
+# the key and the flags of runs with the same bits on any devices, as messages name them
+SAME_BITS, ASK_SAME_BITS, WITHOUT_SAME_BITS = "train.exact", "--exact", "--no-exact"
 START_AGAIN = 75  # the exit code after which the same command may go on (EX_TEMPFAIL)
 FAULTY_DEVICE = 76  # the exit code after which a device is to be left out
 
@@ -37,6 +39,11 @@ class SamecurveError(Exception):
             shorten(printable(text), most) for text, most in texts
         )
         super().__init__(self.cause, self.remedy, self.where)
+
+    @property
+    def reason(self) -> str:
+        """The cause, where another sentence says what is refused."""
+        return self.cause
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where and not self.cause.startswith(self.where) else ""
@@ -84,19 +91,23 @@ class InvalidConfigError(UserError):
         return "\n".join(texts)
 
 
-class NotExactError(UserError):
-    """train.exact can't be honoured here. Where the plan chose it (auto), the run is not exact."""
+class NotSameBitsError(UserError):
+    """A run can't have the same bits on any devices here.
 
-    def __init__(self, cause: str, remedy: str = "", where: str = "", instead: str = "") -> None:
+    Whoever raises this says why, and what else would do.
+    """
+
+    def __init__(self, why: str, remedy: str = "", where: str = "", *, instead: str = "") -> None:
         """instead: what the plan could choose, in a few words; '': nothing is known"""
-        super().__init__(cause, remedy, where)
-        self.instead = instead
+        why = why.removeprefix(f"{SAME_BITS}: ")  # where it is made from another's texts
+        if WITHOUT_SAME_BITS not in remedy:
+            remedy = f"{remedy}, or {WITHOUT_SAME_BITS}" if remedy else WITHOUT_SAME_BITS
+        super().__init__(f"{SAME_BITS}: {why}", remedy, where or SAME_BITS)
+        self._reason = f"{why} ({instead})" if instead else why
 
     @property
     def reason(self) -> str:
-        """The cause, where another sentence says what is refused."""
-        reason = self.cause.removeprefix("train.exact: ")
-        return f"{reason} ({self.instead})" if self.instead else reason
+        return self._reason
 
 
 class Refusals:

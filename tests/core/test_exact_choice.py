@@ -57,7 +57,7 @@ def config(**sections: Any) -> Config:
 @pytest.mark.parametrize("strategy", ["auto", "dp", "fsdp"])
 def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     made = plan(config(devices={"use": use, "strategy": strategy}), CPUS, FACTS)
-    assert (made.compute.exact, made.batch.micro_batch_size, made.fixed.exact) == (True, 8, True)
+    assert (made.same_bits, made.batch.micro_batch_size, made.fixed.same_bits) == (True, 8, True)
     assert made.compute.threads == 1
     (line,) = (line for line in banner(made) if line.startswith(SAME_BITS))
     idle = "; 11% of a step the devices idle: 8 microbatches in 3 rounds" if use == "cpu:3" else ""
@@ -66,7 +66,7 @@ def test_every_layout_chooses_alike(use: str, strategy: str) -> None:
     for facts in (FACTS, FACTS.having(bytes_per_sample=None)):  # a user's model: not known
         for cores in (1, 2, 3, 6, 9, 16, 64):
             other = plan(shared, replace(CPUS, cores=cores), facts)
-            assert (other.compute.exact, other.batch.micro_batch_size) == (True, 8)
+            assert (other.same_bits, other.batch.micro_batch_size) == (True, 8)
     for asked in (None, 1, 4, 16):  # OMP_NUM_THREADS
         limited = plan(shared, replace(CPUS, threads=asked), FACTS)
         assert (limited.batch.micro_batch_size, limited.compute.threads) == (8, asked or 1)
@@ -190,7 +190,7 @@ def test_open_devices_are_a_rank_for_each_core_that_has_a_microbatch(
 ) -> None:
     machine = replace(CPUS, cores=cores)
     made = plan(config(devices={"threads": None, **devices}), machine, FACTS)
-    assert made.compute.exact
+    assert made.same_bits
     assert (made.num_devices, made.compute.threads) == (ranks, devices.get("threads", 1))
     says = "8 devices"
     if ranks == 3:
@@ -210,7 +210,7 @@ def test_open_devices_are_a_rank_for_each_core_that_has_a_microbatch(
 def test_memory_holds_fewer_ranks() -> None:
     wide = FACTS.having(bytes_per_sample=1 << 28)  # 2 GiB a microbatch
     made = plan(config(devices={"threads": None}), replace(CPUS, host_bytes=16 * GIB), wide)
-    assert made.compute.exact
+    assert made.same_bits
     assert 1 < made.num_devices < 8
     assert "4 CPU ranks, the fewest with 2 rounds a step" in made.reasons["devices"]
     assert made.layout.strategy == "ddp"
@@ -229,10 +229,10 @@ def test_other_runs_on_open_devices_have_one_rank_with_all_cores() -> None:
         assert (made.num_devices, made.compute.threads) == (1, 16)
     assert plan(by_device, CPUS, FACTS).num_devices == 1  # its batch follows the devices
     tried = plan(open_devices, CPUS, FACTS.having(largest_tried=256))  # by one rank
-    assert (tried.num_devices, tried.compute.exact) == (1, True)
+    assert (tried.num_devices, tried.same_bits) == (1, True)
     sharded = config(devices={"threads": None, "strategy": "fsdp"}, optimizer={"name": "adafactor"})
     whole = plan(sharded, CPUS, FACTS)  # which adds up shard by shard
-    assert (whole.num_devices, whole.compute.exact) == (1, True)
+    assert (whole.num_devices, whole.same_bits) == (1, True)
     by_hand = config(devices={"threads": None, "use": "cpu"}, train={"exact": True})
     assert "; --devices cpu:8 uses 8 of 16 cores" in plan(by_hand, CPUS, FACTS).reasons["threads"]
     assert plan(open_devices, replace(CPUS, hosts=2, started=2), FACTS).num_devices == 2
@@ -245,7 +245,7 @@ def test_ranks_without_a_sample_are_planned() -> None:
         batch={"samples": 1},
         devices={"use": "cpu:2", "strategy": "ddp", "threads": None},
     )
-    assert plan(asked, CPUS, convolutions).compute.exact
+    assert plan(asked, CPUS, convolutions).same_bits
 
 
 @pytest.mark.parametrize("use", ["0", "0,1"])
@@ -254,12 +254,12 @@ def test_on_gpus_no_run_is_exact_by_itself_until_a_gpu_has_measured_the_cost(use
     asked = config(devices={"use": use, "threads": None})
     for flops in (1e10, 1e15, None):
         made = plan(asked, GPUS, FACTS.having(flops_per_sample=flops))
-        assert not made.compute.exact
+        assert not made.same_bits
         line = "       not exact (auto): unmeasured on GPUs; --exact asks for it"
         assert line in banner(made)
-    coupled = plan(asked, GPUS, FACTS.having(not_exact="gradients of features are sparse"))
+    coupled = plan(asked, GPUS, FACTS.having(not_same_bits="gradients of features are sparse"))
     assert coupled.reasons["exact_auto"].startswith("gradients of features are sparse; ")
-    assert plan(asked.with_values(train={"exact": True}), GPUS, FACTS).compute.exact
+    assert plan(asked.with_values(train={"exact": True}), GPUS, FACTS).same_bits
 
 
 def test_a_run_on_gpus_keeps_what_an_earlier_version_chose() -> None:
@@ -268,35 +268,35 @@ def test_a_run_on_gpus_keeps_what_an_earlier_version_chose() -> None:
     first = plan(asked.with_values(train={"exact": True}), GPUS, FACTS)
     for fixed in (first.fixed, plan(config(), CPUS, FACTS).fixed):
         later = plan(asked, GPUS, FACTS, fixed)
-        assert (later.compute.exact, later.batch.micro_batch_size) == (True, 8)
+        assert (later.same_bits, later.batch.micro_batch_size) == (True, 8)
         assert "as this run began" in later.reasons["exact_auto"]
     on_cpus = plan(config(), CPUS, FACTS, plan(asked, GPUS, FACTS).fixed)
-    assert not on_cpus.compute.exact
+    assert not on_cpus.same_bits
 
 
 def test_a_run_keeps_what_its_first_plan_chose() -> None:
     first = plan(config(), CPUS, FACTS)
     costly = FACTS.having(flops_per_sample=1e6)
     later = plan(config(devices={"use": "cpu:3", "threads": None}), CPUS, costly, first.fixed)
-    assert (later.compute.exact, later.batch.micro_batch_size) == (True, 8)
+    assert (later.same_bits, later.batch.micro_batch_size) == (True, 8)
     ordinary = plan(config(), CPUS, costly)
-    assert not plan(config(), CPUS, FACTS, ordinary.fixed).compute.exact
+    assert not plan(config(), CPUS, FACTS, ordinary.fixed).same_bits
     asked = plan(config(train={"exact": True}), CPUS, FACTS, ordinary.fixed)
-    assert asked.compute.exact
+    assert asked.same_bits
     assert "exact_auto" not in asked.reasons
     refused = plan(config(train={"exact": False}), CPUS, FACTS, first.fixed)
-    assert not refused.compute.exact
+    assert not refused.same_bits
 
 
 def test_a_run_that_can_be_exact_no_longer_goes_on_without_for_good() -> None:
     first = plan(config(), CPUS, FACTS)
     compressed = config(devices={"compress": "bf16", "strategy": "ddp", "use": "cpu:2"})
     later = plan(compressed, CPUS, FACTS, first.fixed)
-    assert not later.compute.exact
+    assert not later.same_bits
     says = "this run was exact until here, and is not from here on: compress bf16 rounds"
     assert any(warning.startswith(says) for warning in later.warnings)
     last = plan(config(), CPUS, FACTS, later.fixed)
-    assert not last.compute.exact
+    assert not last.same_bits
     with pytest.raises(UserError, match="compress bf16 rounds"):
         plan(compressed.with_values(train={"exact": True}), CPUS, FACTS, first.fixed)
 
@@ -307,10 +307,10 @@ def test_runs_of_earlier_versions_keep_what_they_were() -> None:
         made = plan(config(train={"exact": was_exact}), CPUS, FACTS)
         older = made.to_json()
         del older["fixed"]["exact"]
-        assert Plan.from_json(older).fixed.exact == was_exact
+        assert Plan.from_json(older).fixed.same_bits == was_exact
         manifest = {"config": {"train.exact": was_exact}, "fixed": older["fixed"]}
         fixed = Fixed.from_manifest(manifest)
-        assert plan(config(), CPUS, FACTS, fixed).compute.exact == was_exact
+        assert plan(config(), CPUS, FACTS, fixed).same_bits == was_exact
 
 
 def test_the_least_work_of_a_microbatch() -> None:
@@ -329,7 +329,7 @@ def test_smaller_models_are_exact_on_fewer_devices() -> None:
     said = {}
     for flops in (1e10, 3e9, 1.5e9, 4e8):
         made = plan(config(), CPUS, FACTS.having(flops_per_sample=flops))
-        said[flops] = (made.compute.exact, made.batch.num_microbatches)
+        said[flops] = (made.same_bits, made.batch.num_microbatches)
     assert said == {1e10: (True, 8), 3e9: (True, 4), 1.5e9: (True, 2), 4e8: (False, 1)}
     asked = config(train={"exact": True})
     assert plan(asked, CPUS, FACTS.having(flops_per_sample=4e8)).batch.num_microbatches == 8
@@ -343,7 +343,7 @@ def test_devices_that_share_a_step() -> None:
     more = config(devices={"use": "cpu:9"})
     said = plan(more, CPUS, FACTS).reasons["exact_auto"]
     assert "9 devices share a step of 8 microbatches" in said
-    assert plan(more, CPUS, FACTS, plan(config(), CPUS, FACTS).fixed).compute.exact
+    assert plan(more, CPUS, FACTS, plan(config(), CPUS, FACTS).fixed).same_bits
     small = plan(config(batch={"samples": 64, "per_device": 32}), CPUS, FACTS)
     assert small.batch.micro_batch_size == 8  # batch.per_device is the most that a device takes
 

@@ -339,7 +339,7 @@ def test_exact_cuts_a_batch_alike_on_any_devices_and_for_good() -> None:
         for world in (1, 2, 3, 8)
     }
     assert {
-        (found.batch.micro_batch_size, found.compute.threads, found.compute.exact)
+        (found.batch.micro_batch_size, found.compute.threads, found.same_bits)
         for found in made.values()
     } == {(8, 1, True)}
     again = plan(
@@ -435,7 +435,7 @@ def test_hsdp_repeats_groups_of_shards() -> None:
         (
             {"float8": True, "precision": "bf16", "exact": True},
             "torch",
-            "rounds, which train.exact",
+            "train.exact: train.float8 rounds",
         ),
         ({"float8": True, "precision": "bf16"}, "jax", "is for engine torch"),
     ],

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.json_schema import json_schema
-from samecurve.core.planning.exact import check_exact_layout
+from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.same_bits import SameBits
 from samecurve.core.strategies import (
     STRATEGIES,
     STRATEGY_NAMES,
@@ -51,11 +52,13 @@ def test_exact_is_refused_where_the_row_does_not_name_the_tree() -> None:
     ddp = next(row for row in strategies_of("torch") if row.name == "ddp")
     fields = {"strategy": "late", "num_devices": 2, "devices": ()}
     spec = replace(ddp, reducers=("collective",))
+    devices: Any = SimpleNamespace(devices=SimpleNamespace(strategy="late"))
+    same_bits = SameBits(devices, Machine(devices=(), links=(), host_bytes=1, cores=1), None, 8)
     new: Any = SimpleNamespace(spec=spec, **fields)
     with pytest.raises(UserError, match="strategy late can't add along the step's tree"):
-        check_exact_layout(new, is_auto=False)
+        same_bits.check_layout(new)
     new.spec = ddp
-    check_exact_layout(new, is_auto=False)
+    same_bits.check_layout(new)
     served = {(row.engine, row.name) for row in STRATEGIES.values() if "tree" in row.reducers}
     assert served == STRATEGIES.keys()
 

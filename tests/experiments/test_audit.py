@@ -163,11 +163,11 @@ def test_what_can_not_be_replayed_is_refused(trained: Path, tmp_path: Path) -> N
 
 def test_steps_far_from_a_checkpoint_are_trained_if_they_are_named() -> None:
     last, starts = 10_000, [0, 9_900, 9_990]
-    picks = pick_at_random(50, starts, last, is_exact=True, seed=1)
+    picks = pick_at_random(50, starts, last, same_bits=True, seed=1)
     assert len(set(picks)) == 50
     assert all(0 < pick.step - pick.start <= MOST_STEPS for pick in picks)
     assert {pick.start for pick in picks} == set(starts)
-    near = pick_at_random(50, starts, last, is_exact=False, seed=1)
+    near = pick_at_random(50, starts, last, same_bits=False, seed=1)
     assert {pick.step - pick.start for pick in near} == {1, 2, 3}
     assert pick_named(9_900, starts, last).start == 0
     assert pick_named(9_901, starts, last).start == 9_900

@@ -19,7 +19,7 @@ from samecurve.cli.main import main
 from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
-from samecurve.experiments.compare.compare_runs import exact_lines
+from samecurve.experiments.compare.compare_runs import bits_lines
 from samecurve.observe.journal import append_event, line_of, read_events
 from samecurve.report.reading import read_run
 from samecurve.report.record import RunRecord
@@ -360,7 +360,7 @@ def test_refusals_come_before_anything_is_written(
 
 def test_exact_runs_say_where_they_part(home: Path, tmp_path: Path) -> None:
     runs = [copied(home, tmp_path / name) for name in ("a", "b")]
-    assert exact_lines([read_run(run, live=False) for run in runs]) == []
+    assert bits_lines([read_run(run, live=False) for run in runs]) == []
     for run in runs:
         plan = json.loads((run / "plan.json").read_text())
         plan["plan"]["exact"], plan["plan"]["because"]["exact"] = True, "asked for"
@@ -371,7 +371,7 @@ def test_exact_runs_say_where_they_part(home: Path, tmp_path: Path) -> None:
     with open(runs[1] / "journal.jsonl", "a") as file:
         file.write(json.dumps(values) + "\n")
     records = [read_run(run, live=False) for run in runs]
-    exact = exact_lines(records)
-    page = read_page(write_report(records, tmp_path / "both.html", exact=exact)[0])
+    bits = bits_lines(records)
+    page = read_page(write_report(records, tmp_path / "both.html", bits=bits)[0])
     assert f"differ step {values['step']}: loss " in page.text
-    assert exact_lines(records[:1]) == []
+    assert bits_lines(records[:1]) == []

@@ -20,13 +20,13 @@ class default_generator:
 """
 OPENING = """
 import importlib, sys, threading, time
-from samecurve.tasks.adapter.task_adapter import _seeded
+from samecurve.tasks.adapter.opened_class import _seeded_everywhere
 from samecurve.tasks.adapter.data_kinds import is_torch
 thread = threading.Thread(target=importlib.import_module, args=("torch.utils.data",))
 thread.start()
 while "torch" not in sys.modules:
     time.sleep(0.001)
-with _seeded(7):
+with _seeded_everywhere(7):
     print("open", is_torch([], "Dataset"))
 thread.join()
 """

@@ -82,7 +82,7 @@ def test_a_turn_needs_a_template_and_a_task_that_has_turns(tmp_path: Path, cache
             return prompt
 
     class Adapter:
-        methods = TaskMethods.of(Other())
+        methods = TaskMethods(Other())
 
     adapter: Any = Adapter()
     with pytest.raises(UserError, match="language knows no turns") as refused:

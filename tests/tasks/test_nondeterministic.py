@@ -21,7 +21,7 @@ from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.diagnose.kernels import explain_nondeterministic
-from samecurve.errors import NotExactError, RunError, UserError
+from samecurve.errors import NotSameBitsError, RunError, UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.worker.rank_main import _reason_of as reason_of
@@ -226,7 +226,7 @@ def planned(tmp_path: Path) -> Callable[..., Plan]:
 def test_an_exact_run_on_gpus_is_refused_with_names_and_replacements(
     planned: Callable[..., Plan], body: str, loss: str, says: tuple[str, str], width: int
 ) -> None:
-    with pytest.raises(NotExactError) as refused:
+    with pytest.raises(NotSameBitsError) as refused:
         planned(body, loss, model={"width": width})
     error = refused.value
     assert error.cause == f"train.exact: {says[0]} no deterministic kernel on GPUs"
@@ -236,21 +236,21 @@ def test_an_exact_run_on_gpus_is_refused_with_names_and_replacements(
 
 
 def test_other_runs_are_not_refused(planned: Callable[..., Plan]) -> None:
-    assert planned(POOLED, devices={"use": "cpu:2"}).compute.exact
-    assert not planned(POOLED, exact=False).compute.exact
-    assert not planned(POOLED, exact=None).compute.exact  # auto
-    assert planned("x.cumsum(1)", OF_PIXELS.replace('"sum"', '"none"') + ".sum()").compute.exact
+    assert planned(POOLED, devices={"use": "cpu:2"}).same_bits
+    assert not planned(POOLED, exact=False).same_bits
+    assert not planned(POOLED, exact=None).same_bits  # auto
+    assert planned("x.cumsum(1)", OF_PIXELS.replace('"sum"', '"none"') + ".sum()").same_bits
     # what nothing is learnt from has no backward pass
     pixels = "self.head(x.mean((2, 3)).repeat(1, 4)) + F.adaptive_avg_pool2d(x.detach(), 2).sum()"
-    assert planned(pixels).compute.exact
+    assert planned(pixels).same_bits
 
 
 def test_what_is_not_trained_has_no_backward_pass(planned: Callable[..., Plan]) -> None:
     body = "self.head(x.mean((2, 3)).repeat(1, 4)) + self.pad(self.wide.weight).sum()"
-    with pytest.raises(NotExactError, match="ReflectionPad1d"):
+    with pytest.raises(NotSameBitsError, match="ReflectionPad1d"):
         planned(body)
     frozen = {"groups": [{"match": match, "freeze": True} for match in ("wide.*", "first.*")]}
-    assert planned(body, optimizer=frozen).compute.exact
+    assert planned(body, optimizer=frozen).same_bits
 
 
 @pytest.mark.parametrize(("use", "place"), [("0,1", "GPUs"), ("cpu:2", "CPUs")])
@@ -272,7 +272,7 @@ def test_what_only_a_step_shows_becomes_the_same_refusal(
     error = RuntimeError(said)
     beats: Any = [SimpleNamespace(trained=trained) for trained in (False, True)]
     ends = [reason_of(error, context, engine, beat) for beat in beats]
-    assert [type(end) for end in ends] == [UserError, RunError]  # exit codes 2 and 1, not 75
+    assert [type(end) for end in ends] == [NotSameBitsError, RunError]  # exit codes 2 and 1, not 75
     assert {str(end) for end in ends} == {str(explain_nondeterministic(error, exact))}
     assert explain_nondeterministic(RuntimeError(said), ordinary) is None
     assert explain_nondeterministic(RuntimeError("another"), exact) is None

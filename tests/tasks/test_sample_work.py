@@ -209,7 +209,7 @@ def test_work_that_nobody_can_know_is_said_in_the_plan(
     assert facts.flops_per_sample is None
     assert why in facts.flops_unknown
     chosen = plan(config, CPUS, facts)
-    assert not chosen.compute.exact
+    assert not chosen.same_bits
     says = f"the work of a sample is not known: {facts.flops_unknown}; --exact asks for it"
     assert chosen.reasons["exact_auto"] == says
 
@@ -228,7 +228,7 @@ def test_auto_decides_for_a_users_file_alike_on_any_devices(
     wide = {"model": {"width": width}, "batch": {"samples": 4096}}
     config = config_of(**wide, devices={"use": use, "threads": 1})
     chosen = plan(config, CPUS, facts_of(config))
-    assert chosen.compute.exact == is_exact
+    assert chosen.same_bits == is_exact
     assert chosen.flops.flops_per_step
 
 
@@ -260,11 +260,11 @@ def test_what_an_exact_run_would_refuse_is_found_before(
     """A run that nobody asked to be exact is not refused."""
     config = config_of(*changes)
     chosen = plan(config, CPUS, facts_of(config))
-    assert not chosen.compute.exact
+    assert not chosen.same_bits
     assert why in chosen.reasons["exact_auto"]
     assert not torch.are_deterministic_algorithms_enabled()
     ordinary = config_of(*changes, train={"exact": False})
-    assert facts_of(ordinary).repeats.not_exact == ""  # nothing is tried
+    assert facts_of(ordinary).repeats.not_same_bits == ""  # nothing is tried
 
 
 def test_a_large_model_is_tried_without_values(config_of: Callable[..., Config]) -> None:
@@ -275,7 +275,7 @@ def test_a_large_model_is_tried_without_values(config_of: Callable[..., Config])
     ]  # fmt: skip
     facts = facts_of(config_of(*sparse, model={"width": LARGE}))
     assert facts.params > 50_000_000
-    assert facts.repeats.not_exact == "a layer gives sparse gradients"
+    assert facts.repeats.not_same_bits == "a layer gives sparse gradients"
 
 
 def counted_in(run: Callable[[], object]) -> int:

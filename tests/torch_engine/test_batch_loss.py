@@ -242,11 +242,12 @@ class OnlyBatchLoss:
 )
 def test_a_class_has_one_loss_and_all_of_it(task: type, words: str) -> None:
     config = config_of("Contrastive")
+    file = Path(__file__)
     if not words:
-        assert "whole_batch" not in TorchAdapter(task, config, "").facts().features
+        assert "whole_batch" not in TorchAdapter(task, config, "", file=file).facts().features
         return
     with pytest.raises(SamecurveError, match=re.escape(words)):
-        TorchAdapter(task, config, "").facts()
+        TorchAdapter(task, config, "", file=file).facts()
 
 
 def test_rows_of_unlike_shape_are_told() -> None:

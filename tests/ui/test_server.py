@@ -191,7 +191,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         ids = f"{served.run_id('a')},{served.run_id('b')}"
         page = served.ask(f"/api/compare?runs={ids}").json
-        exact = served.ask(f"/api/compare/exact?runs={ids}").json
+        exact = served.ask(f"/api/compare/bits?runs={ids}").json
         assert served.ask("/api/compare?runs=").status == 400
         assert served.ask(f"/api/compare?runs={ids},0123456789abcdef").status == 404
     assert [run["name"] for run in page["runs"]] == ["a", "b"]

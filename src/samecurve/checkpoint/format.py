@@ -133,7 +133,7 @@ class Arrays(Mapping[str, NDArray[Any]]):
 
     path: of the checkpoint.
 
-    Reading an array raises CorruptCheckpointError where its boxes don't cover it exactly once.
+    Reading an array raises CorruptCheckpointError where its boxes don't cover it once.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 A checkpoint may come from anywhere, so every entry is checked. Files are named without a directory,
 are ordinary files, and have the size and hash that the manifest gives. The boxes of an array cover
-it exactly once. The manifest's own hash reveals damage, not intent.
+it once. The manifest's own hash reveals damage, not intent.
 """
 
 import hashlib
@@ -203,7 +203,7 @@ def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 def check_cover(
     shape: Sequence[int], boxes: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> str | None:
-    """Check that boxes cover each value of an array exactly once.
+    """Check that boxes cover each value of an array once.
 
     shape: of the array
     boxes: (offsets, shape) of each box

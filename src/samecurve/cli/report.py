@@ -36,7 +36,7 @@ def report(
     """
     import json
 
-    from samecurve.experiments.compare.compare_runs import exact_lines
+    from samecurve.experiments.compare.compare_runs import bits_lines
     from samecurve.report.reading import read_runs
     from samecurve.report.write_report import report_numbers, write_report
     from samecurve.run.directory.lock import is_live
@@ -48,7 +48,7 @@ def report(
     records = read_runs(homes, lambda home: is_live(Run(home)))
     written = []
     if not as_json or to or png:
-        written = write_report(records, to, pictures=png, exact=exact_lines(records))
+        written = write_report(records, to, pictures=png, bits=bits_lines(records))
     if as_json:
         echo(json.dumps({**report_numbers(records), "files": list(map(str, written))}, indent=1))
     else:

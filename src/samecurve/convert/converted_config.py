@@ -1,6 +1,6 @@
 """The result of a conversion: our config, and what became of each field of the other tool's config.
 
-Every field ends in exactly one FieldReading.
+Every field ends in one FieldReading.
 """
 
 import json

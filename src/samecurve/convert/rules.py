@@ -156,15 +156,15 @@ class _Interpreter:
             self.foreign.convert(field, key)
 
     def _skip(self, names: str, rule: Rule) -> None:
-        exact = [name for name in names.split() if not name.endswith("*")]
+        listed = [name for name in names.split() if not name.endswith("*")]
         beginnings = tuple(name[:-1] for name in names.split() if name.endswith("*"))
         if beginnings or rule.get("in_file_order"):
-            exact = [
+            listed = [
                 field
                 for field in self.foreign.open_fields()
-                if field in exact or (field.startswith(beginnings) and field != rule.get("but"))
+                if field in listed or (field.startswith(beginnings) and field != rule.get("but"))
             ]
-        for field in exact:
+        for field in listed:
             self.foreign.ignore(field, rule["why"])
 
     def _refuse(self, field: str, rule: Rule) -> None:

@@ -21,6 +21,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity
 from samecurve.core.planning import Decision
 from samecurve.core.planning.batch import BatchSplit
+from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.layout import Layout
@@ -48,6 +49,7 @@ class Planned:
     machine: Machine
     facts: Facts
     options: MemoryOptions
+    compute: Compute
     layout: Layout
     split: BatchSplit
 
@@ -127,6 +129,12 @@ class Feature(Generic[Fields, Value]):
     def name(self) -> str:
         return type(self).__module__.rpartition(".")[2]
 
+    @property
+    def key(self) -> str:
+        """The first of its keys of the config, dotted."""
+        assert self.fields is not None
+        return f"{self.section}.{next(iter(self.fields.model_fields))}"
+
     def fields_of(self, config: Config) -> Fields:
         """The section of the config that has the feature's fields."""
         return cast("Fields", getattr(config, self.section))
@@ -149,14 +157,24 @@ class Feature(Generic[Fields, Value]):
     def check_model(self, config: Config, facts: Facts) -> None:
         """Before memory is counted. UserError: it can't be done with this model."""
 
-    def split(self, config: Config, facts: Facts, even: BatchSplit) -> Decision[BatchSplit] | None:
-        """How a step is cut and assigned to the devices. None: each has an equal share."""
-        del config, facts, even
+    def split(
+        self, config: Config, facts: Facts, even: BatchSplit, *, may_cut: bool
+    ) -> Decision[BatchSplit] | None:
+        """How a step is cut and assigned to the devices. None: each has an equal share.
+
+        may_cut: whether microbatches may be smaller than those of the even split
+        """
+        del config, facts, even, may_cut
         return None
 
     def decide(self, planned: Planned) -> Decision[Value | None]:
         """What the run has of the feature; None: nothing. UserError: it can't be done."""
         raise NotImplementedError
+
+    def not_same_bits(self, config: Config) -> str:
+        """Why a run with it can't have the same bits on any devices; '': it can."""
+        del config
+        return ""
 
     def serves(self, spec: StrategySpec) -> bool:
         """Whether a run of this strategy can have it."""

@@ -83,8 +83,7 @@ def train(
     counters = Counters.from_loop(saved.loop) if saved else Counters()
     logger = StepLogger(plan, context.feed, context.record, counters)
     done = saved.step if saved else 0
-    exact = {"exact": True} if plan.compute.exact else {}
-    context.record(Event("started", done, {**exact, **context.started}))
+    context.record(Event("started", done, {**plan.at_start, **context.started}))
     _check_split(context, state, done)
     for hooks in context.hooks if done < plan.steps else ():
         hooks.before_training(state, done)

@@ -1,4 +1,5 @@
-"""Operations of torch that have no deterministic kernel on GPUs: train.exact can't run them there.
+"""Operations of torch that have no deterministic kernel on GPUs: no run has the same bits there
+that calls one.
 
 torch raises an error when one of them runs under torch.use_deterministic_algorithms(True), in the
 forward pass or in the backward pass. CPUs have deterministic kernels for nearly all of them.
@@ -15,6 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from samecurve.errors import SAME_BITS, WITHOUT_SAME_BITS, NotSameBitsError
 from samecurve.units import some
 
 _MOST_NAMES = 3  # operations that a refusal names
@@ -252,15 +254,15 @@ OPERATIONS: Sequence[Operation] = (
 )
 
 
-def refusal(names: Sequence[str], place: str = "GPUs") -> tuple[str, str]:
-    """The cause and the remedy of a run that can't be exact because of these operations.
+def refusal(names: Sequence[str], place: str = "GPUs", where: str = "") -> NotSameBitsError:
+    """The refusal of a run that can't have the same bits because of these operations.
 
     names: each begins with an operation's words; where it is called may follow
-    place: where there is no kernel
+    place: that has no kernel. where: in the user's code, where that is known
     """
     verb = "has" if len(names) == 1 else "have"
-    cause = f"train.exact: {some(names, _MOST_NAMES)} {verb} no deterministic kernel on {place}"
-    remedy = "--no-exact (train.exact: false)"
+    why = f"{some(names, _MOST_NAMES)} {verb} no deterministic kernel on {place}"
+    remedy = f"{WITHOUT_SAME_BITS} ({SAME_BITS}: false)"
     if place == "GPUs":
         remedy += ", or --devices cpu"
     instead = {
@@ -270,7 +272,7 @@ def refusal(names: Sequence[str], place: str = "GPUs") -> tuple[str, str]:
         if row.instead and name.startswith(row.words)
     }
     replacements = [f"in place of {words}: {other}" for words, other in instead.items()]
-    return cause, "; ".join([remedy, *replacements])
+    return NotSameBitsError(why, "; ".join([remedy, *replacements]), where)
 
 
 def operation_in(error: str) -> str:

@@ -20,7 +20,7 @@ class TokenWindows:
     """Samples of `length` tokens; labels are the tokens shifted by one.
 
     Sample i begins at token first + i*length of the file. The last window may be short: its rest
-    has the label IGNORED. So each token but the first is predicted exactly once an epoch.
+    has the label IGNORED. So each token but the first is predicted once an epoch.
     Rows: tokens int64 [length], labels int64 [length].
     """
 

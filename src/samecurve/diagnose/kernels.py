@@ -1,4 +1,4 @@
-"""Explain an operation without a deterministic kernel that only a step of an exact run shows."""
+"""Explain an operation without a deterministic kernel that only a step shows."""
 
 from samecurve.core.nondeterministic import operation_in, refusal
 from samecurve.core.planning.plan import Plan
@@ -10,11 +10,11 @@ def explain_nondeterministic(error: BaseException, plan: Plan) -> UserError | No
 
     error: torch's own, or one that names the user's line
     """
-    text, where = message_of(error), "train.exact"
+    text, where = message_of(error), ""
     if isinstance(error, SamecurveError):
         text, where = error.cause, error.where
     operation = operation_in(text)
-    if not operation or not plan.compute.exact:
+    if not operation or not plan.compute.deterministic:
         return None
     place = "GPUs" if plan.layout.devices[0].kind == "cuda" else "CPUs"
-    return UserError(*refusal([operation], place), where)
+    return refusal([operation], place, where)

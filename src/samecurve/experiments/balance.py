@@ -29,7 +29,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.system.cache import measured_path
 from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
-from samecurve.experiments.layout_runner import with_exact_settled
+from samecurve.experiments.layout_runner import with_bits_settled
 from samecurve.experiments.profile.profile import run_profile, shorten
 from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.scratch import scratch
@@ -58,7 +58,7 @@ def measure_speeds(
         return facts
     # refused by name before anything is measured
     plan(config, machine, facts.having(speeds=Speeds()))
-    config = with_exact_settled(config, machine, facts.having(speeds=Speeds()))
+    config = with_bits_settled(config, machine, facts.having(speeds=Speeds()))
     experiment = _Experiment(with_even_balance(config), machine, facts)
     large, size = experiment.plan_large()
     path = _cache_path(config, machine, facts, large, size)
@@ -194,7 +194,7 @@ def _cache_path(config: Config, machine: Machine, facts: Facts, plan: Plan, size
         plan.compute.precision,
         plan.compute.threads,
         features,
-        plan.compute.exact,
+        plan.compute.same_bits,
         config.optimizer.model_dump(mode="json"),
     ]
     key = [task, socket.gethostname(), machine.cores, devices, computation, size]

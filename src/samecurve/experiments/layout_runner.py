@@ -24,7 +24,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import StoredArrays
 from samecurve.core.split_check import IN_FLOAT32
-from samecurve.errors import UserError
+from samecurve.errors import NotSameBitsError, UserError
 from samecurve.experiments.layouts import JAX, Layout
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
 from samecurve.features.balance import balance_of, with_even_balance
@@ -39,15 +39,14 @@ STEPS = 6  # steps of each layout without --steps
 _UNSPLIT = {"shards": None, "balance": "even"}
 
 
-def with_exact_settled(config: Config, machine: Machine, facts: Facts) -> Config:
-    """The config with what its plan chooses in place of train.exact: auto."""
-    if not config.train.plan_chooses_exact:
+def with_bits_settled(config: Config, machine: Machine, facts: Facts) -> Config:
+    """The config with what its plan chooses, where the config leaves the bits to the plan."""
+    if not config.train.plan_chooses_bits:
         return config
     made = plan(config, machine, facts)
-    if not made.compute.exact:
-        return config.with_values(train={"exact": False})
-    batch = {"per_device": made.batch.micro_batch_size}
-    return config.with_values(train={"exact": True}, batch=batch)
+    if made.same_bits:
+        config = config.with_values(batch={"per_device": made.batch.micro_batch_size})
+    return config.with_bits(same=made.same_bits)
 
 
 def on_one_device(config: Config, kind: str) -> Config:
@@ -108,8 +107,8 @@ class LayoutRunner:
         self._references: dict[str, Trajectory] = {}
 
     @property
-    def exact(self) -> bool:
-        return self.config.train.is_exact
+    def same_bits(self) -> bool:
+        return self.config.train.asks_same_bits
 
     def plan(self, layout: Layout) -> Plan:
         """Plan a layout. UserError: this layout is not possible for this model and machine."""
@@ -141,11 +140,11 @@ class LayoutRunner:
         return speeds if layout.can_be_uneven else "even"
 
     def _batch(self, layout: Layout) -> Batch:
-        if not self.exact:
+        if not self.same_bits:
             return Batch(samples=self.global_batch_size, accumulate=layout.accumulation_steps)
         if layout.accumulation_steps:
-            raise UserError(
-                "train.exact: accumulation steps follow from the microbatches, whose size is the"
+            raise NotSameBitsError(
+                "accumulation steps follow from the microbatches, whose size is the"
                 " same on any devices",
                 "--set batch.per_device=N for microbatches of N samples",
                 "--layouts",
@@ -157,7 +156,7 @@ class LayoutRunner:
 
         The engine is the given one if every bit counts, else the config's.
         """
-        if not self.exact:
+        if not self.same_bits:
             engine = self.config.engine
         if engine not in self._references:
             single = Layout("jax" if engine == "jax" else "single", 1)

@@ -112,9 +112,9 @@ def default_bits(num_devices: int, engines: Sequence[str]) -> list[Layout]:
         counts = list(range(2, num_devices + 1))
     else:
         counts = [2, 3, *(count for count in (4, 8) if count <= num_devices)]
-    exact = [row for row in strategies_of("torch") if "tree" in row.reducers]
+    with_tree = [row for row in strategies_of("torch") if "tree" in row.reducers]
     torch = [Layout("single", 1)]
-    for row in exact:
+    for row in with_tree:
         several = [count for count in counts if count >= row.min_devices]
         torch += [Layout(row.name, count) for count in several if not row.takes_one_device]
     whole, last = auto_strategy("torch", "the model fits").name, counts[-1]

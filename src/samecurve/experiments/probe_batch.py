@@ -34,8 +34,8 @@ def probe_batch(config: Config) -> Facts:
     """Add the largest size that fits to the facts. UserError: not even one sample fits."""
     config = with_even_balance(config)  # uneven devices have no larger microbatch
     machine, facts = probe(), describe(config)
-    if config.train.plan_chooses_exact:  # which would follow from the sizes that are tried
-        config = config.with_values(train={"exact": False})
+    if config.train.plan_chooses_bits:  # which would follow from the sizes that are tried
+        config = config.with_bits(same=False)
     config_plan = plan(config, machine, facts)
     num_devices = config_plan.layout.num_devices
     share = -(-config_plan.batch.global_batch_size // num_devices)

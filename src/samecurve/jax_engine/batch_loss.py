@@ -26,6 +26,7 @@ from samecurve.core.determinism.step_arithmetic import loss_factor
 from samecurve.core.protocols import Task
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, PyTree
+from samecurve.jax_engine.model import is_differentiable
 from samecurve.jax_engine.sample_numbers import with_numbers
 from samecurve.jax_engine.sharded_calls import joined, over_devices, parts_of
 from samecurve.jax_engine.staging import StagedMicroBatch
@@ -73,12 +74,8 @@ def microbatch_features(
         all_features = with_numbers(features, without_fillers(leave_out, rows))
     else:
         all_features = jax.vmap(of_one_row)(rows.arrays)
-    inexact = {
-        name: feature
-        for name, feature in all_features.items()
-        if jnp.issubdtype(feature.dtype, jnp.inexact)
-    }
-    return inexact, {name: array for name, array in all_features.items() if name not in inexact}
+    floats = {name: feature for name, feature in all_features.items() if is_differentiable(feature)}
+    return floats, {name: array for name, array in all_features.items() if name not in floats}
 
 
 def features_program(setup: Setup, merge: Merge) -> Wrapped:
@@ -109,14 +106,14 @@ def loss_gradients(
     setup: Setup, whole: Features, scale: jax.Array, when: ArrayLike
 ) -> tuple[Arrays, jax.Array]:
     """The gradient of the batch's loss sum, scaled, by row; and the totals."""
-    inexact, others = whole
+    floats, others = whole
     factor = loss_factor(scale, setup.plan.nominal_weight)
 
-    def loss(inexact: Arrays) -> tuple[jax.Array, jax.Array]:
-        totals = loss_totals(setup, {**inexact, **others}, when, setup.means)
+    def loss(floats: Arrays) -> tuple[jax.Array, jax.Array]:
+        totals = loss_totals(setup, {**floats, **others}, when, setup.means)
         return totals[0], totals
 
-    _, pull_back, totals = jax.vjp(loss, inexact, has_aux=True)
+    _, pull_back, totals = jax.vjp(loss, floats, has_aux=True)
     (gradients,) = pull_back(factor)
     return gradients, totals
 
@@ -164,10 +161,10 @@ def accumulate_whole_batch(
     trained, merge = split_trained(setup, whole)
     features_of = partial(microbatch_features, setup.task, merge, when=when)
     if rows.real.shape[0] == 1:
-        inexact, pull_back, others = jax.vjp(
+        floats, pull_back, others = jax.vjp(
             lambda trained: features_of(trained, first_of(rows)), trained, has_aux=True
         )
-        features = jax.tree.map(lambda array: array[None], (inexact, others))
+        features = jax.tree.map(lambda array: array[None], (floats, others))
     else:
         pull_back = None
         features = lax.map(lambda microbatch: features_of(trained, microbatch), rows)

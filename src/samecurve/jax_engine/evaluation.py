@@ -92,8 +92,8 @@ class Evaluation:
         own, rows = params[microbatch.local_device], microbatch.rows
         features: Arrays = {}
         if self._plan.sees_whole_batch:
-            inexact, others = self._features_program(own, rows, when)
-            features = {**inexact, **others}
+            floats, others = self._features_program(own, rows, when)
+            features = {**floats, **others}
         sums = self._metrics_program(own, rows, when)
         return Measured(microbatch.number, sums, features, rows.position)
 

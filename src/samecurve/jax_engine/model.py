@@ -191,8 +191,13 @@ def _from_first_process(value: PyTree) -> PyTree:
     return broadcast_one_to_all(value) if jax.process_count() > 1 else value
 
 
+def is_differentiable(array: jax.Array) -> bool:
+    """Whether an array's numbers can have gradients: it is no array of integers or truths."""
+    return jnp.issubdtype(array.dtype, jnp.inexact)
+
+
 def _spec(name: str, leaf: jax.Array) -> ParamSpec:
-    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+    if not is_differentiable(leaf):
         raise UserError(
             f"parameter {name} holds {leaf.dtype}",
             "nnx.Param for what is trained, in float32 or complex64; another nnx.Variable for what"

@@ -10,7 +10,7 @@ from jax.stages import Wrapped
 from samecurve.core.planning.memory import usable_share
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.installation import pip_command
-from samecurve.errors import RunError, UserError
+from samecurve.errors import NotSameBitsError, RunError, UserError
 
 # seconds for all processes to join; worker/preflight.py ends the waiting earlier, with a message
 _JOIN_SECONDS = 86_400
@@ -64,8 +64,8 @@ def _check_fixed_threads(plan: Plan, index: int, environment: Mapping[str, str])
     threads = int(number)
     count = len(plan.layout.devices_of(index))
     if count > threads:
-        raise UserError(
-            f"train.exact: {count} CPU devices in one process have more threads than the {threads}"
+        raise NotSameBitsError(
+            f"{count} CPU devices in one process have more threads than the {threads}"
             " that engine jax computes with on any number of devices, and other bits",
             f"--devices cpu:{threads}, or {_THREADS}={count} in the environment of all runs that"
             " are to be equal",

@@ -226,7 +226,7 @@ def serve(value: str) -> None:
         os.dup2(nothing.fileno(), 0)
     os.chdir(member.directory)
     sys.path[:] = member.module_path
-    # CUDA reads these variables once, when it starts, and any later job may need train.exact
+    # CUDA reads these variables once, when it starts, and any later job may need the same bits
     wanted = gpu_settings(find_gpus(os.environ).vendor) | REPEATING_WORKSPACE
     os.environ.update(without_user_settings(wanted, os.environ))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool's process owns signals

@@ -36,11 +36,8 @@ def banner(plan: Plan) -> list[str]:
     ]
     if "balance" in reasons:
         lines.append(f"       balance {_balance(plan)}: {reasons['balance']}")
-    if "exact_auto" in reasons:
-        how = "exact" if plan.compute.exact else "not exact"
-        lines.append(f"       {how} (auto): {reasons['exact_auto']}")
-    elif plan.compute.exact:
-        lines.append(f"       exact: {reasons['exact']}")
+    if bits := plan.say_bits():
+        lines.append(f"       {bits}")
     lines += _said(plan)
     lines += [f"       {note}" for note in reasons.get("task", "").splitlines()]
     lines += [f"       group {group}" for group in reasons.get("groups", "").splitlines()]

@@ -4,7 +4,7 @@ its own beside the launcher.
 Each tracker has a process of its own, because writing holds the interpreter's lock (52 us a step
 for TensorBoard, 375 for W&B), and because a tracker's imports, threads and exits must not affect
 training. It reads until its standard input ends, and then to the end of the journal. It saves its
-position beside its own files, so that the next start continues exactly there.
+position beside its own files, so that the next start continues there.
 """
 
 import fcntl

@@ -21,20 +21,20 @@ _TITLES = {
 def compare_page(
     records: Sequence[RunRecord],
     names: Sequence[str],
-    exact: Sequence[str],
+    bits: Sequence[str],
     picture: Callable[[Path], run_page.PictureSource],
 ) -> Page:
     """The page of several runs.
 
-    exact: lines that say whether the runs are equal to the last bit; []: it was not asked
+    bits: lines that say whether the runs are equal to the last bit; []: it was not asked
     picture: gives a run directory's sources of pictures
     """
     title = f"{len(records)} runs compared"
     blocks: list[Block] = [header(title)]
     for record, name in zip(records, names, strict=True):
         blocks += run_page.notes(record, f"{name}: ")
-    if exact:
-        blocks += [heading("Equal to the last bit?"), pre("\n".join(exact), wrap=True)]
+    if bits:
+        blocks += [heading("Equal to the last bit?"), pre("\n".join(bits), wrap=True)]
     blocks += charts(records, names)
     blocks += [heading("Summary"), _runs_table(records, names)]
     blocks += _differences(differences(records), names)

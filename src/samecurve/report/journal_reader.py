@@ -29,7 +29,7 @@ from samecurve.report.steps import STEP, TIME, Steps, Table
 from samecurve.units import counted
 
 _BATCH = 1 << 18  # bytes of lines that are parsed at once
-_MAX_STEPS = 1 << 53  # a float can't hold larger integers exactly
+_MAX_STEPS = 1 << 53  # a float rounds larger integers
 _MAX_LINE = 1 << 26  # bytes; a longer line is passed over in pieces
 _MAX_EVENT = 1 << 22  # bytes of a line whose event is kept
 _REAL = {int, float}

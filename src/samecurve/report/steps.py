@@ -5,8 +5,8 @@ lowest and the highest of its finite values. A run of at most 2048 steps has a p
 When the points are full, neighbours are joined and `each` doubles. Steps that fill no point yet are
 kept one by one, so a point is never half made.
 
-Sums over a run are exact; so is what a resume makes void: the point that the resume cuts is read
-from the journal again.
+Sums over a run count each step, and leave out what a resume makes void: the point that the resume
+cuts is read from the journal again.
 """
 
 import math
@@ -30,7 +30,7 @@ _READ = (
     *("step", "time", "loss", "grad_norm", "lr", "samples_per_second", "tokens_per_second"),
     *("seconds", "memory_bytes", "mfu", "scale"),
 )
-# computed for each step, so that their sums are exact
+# computed for each step, so that sums are not rounded
 _DERIVED = ("samples", "tokens", "waited", "wait_percent", "skipped")
 OFFSET, STEP, TIME = 0, 1, 2  # the first columns
 _FIRST, _SUM, _COUNT, _LOW, _HIGH = range(5)

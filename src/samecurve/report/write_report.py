@@ -36,14 +36,14 @@ def write_report(
     to: Path | None,
     *,
     pictures: bool = False,
-    exact: Sequence[str] = (),
+    bits: Sequence[str] = (),
 ) -> list[Path]:
     """Write the page; returns what was written, the page first.
 
     to: the directory, or a file x.html; None: the run's own directory for one run, report/ for
         several
     pictures: also write each chart as report-NAME.png beside the page
-    exact: lines that say whether the runs are equal to the last bit
+    bits: lines that say whether the runs are equal to the last bit
 
     UserError: no directory to write to, a file there that no report wrote, or no matplotlib for
     pictures. RunError: the disk is full.
@@ -58,7 +58,7 @@ def write_report(
         directory, name = to.parent, to.name
     _check_directory(directory, name, pictures=pictures)
     names = short_names([record.directory for record in records])
-    page = _page(records, names, exact)
+    page = _page(records, names, bits)
     of_runs = "run" if len(records) == 1 else "runs"
     moment = show_moment(time.time())
     foot = f"Made by {MADE_BY} {samecurve.__version__}, {moment}, from the files of the {of_runs}."
@@ -69,10 +69,10 @@ def write_report(
 
 
 @np.errstate(all="ignore")  # a damaged journal may hold any number
-def _page(records: Sequence[RunRecord], names: Sequence[str], exact: Sequence[str]) -> Page:
+def _page(records: Sequence[RunRecord], names: Sequence[str], bits: Sequence[str]) -> Page:
     if len(records) == 1:
         return run_page(records[0], names[0], picture_data(records[0].directory))
-    return compare_page(records, names, exact, picture_data)
+    return compare_page(records, names, bits, picture_data)
 
 
 def _pictures(page: Page) -> dict[str, bytes]:

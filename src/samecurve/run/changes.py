@@ -11,7 +11,8 @@ from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.errors import UserError
+from samecurve.core.planning.fixed import has_same_bits
+from samecurve.errors import SAME_BITS, UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import Origin, kept_defaults, task_of
 from samecurve.tasks import Tasks
@@ -52,8 +53,8 @@ def refuse_changes(origin: Origin, config: Config) -> None:
     if not before:
         return
     after = _plain(flatten(config))
-    if config.train.plan_chooses_exact:  # the run keeps what it began with
-        before = {key: value for key, value in before.items() if key != "train.exact"}
+    if config.train.plan_chooses_bits:  # the run keeps what it began with
+        before.pop(SAME_BITS, None)
     _refuse_thawed(origin, before["optimizer.groups"], config)
     free_of_data = (*config.data.indifferent, *config.data.in_fingerprint)
     not_judged = {f"data.{name}" for name in free_of_data}
@@ -76,13 +77,13 @@ def refuse_changes(origin: Origin, config: Config) -> None:
     if noted:
         changes = _changes(noted, before, after)
         origin.notes.append(f"changed since the run was last saved: {changes}")
-    was_exact = origin.manifest.get("fixed", {}).get("exact", False)
-    is_exact = was_exact if config.train.plan_chooses_exact else config.train.exact
+    had = has_same_bits(origin.manifest)
+    same_bits = had if config.train.plan_chooses_bits else config.train.asks_same_bits
     rows = [row for row in config.features if not {*noted}.isdisjoint(row.keys)]
-    if is_exact and any(row.load().compiles_blocks for row in rows):
+    if same_bits and any(row.load().compiles_blocks for row in rows):
         how = "compiled" if config.compiles_blocks else "uncompiled"
         origin.notes.append(
-            f"train.exact: from step {origin.step} on the bits are those of the {how} model, which"
+            f"{SAME_BITS}: from step {origin.step} on the bits are those of the {how} model, which"
             " rounds in another way"
         )
 

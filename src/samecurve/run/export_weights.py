@@ -67,7 +67,7 @@ def export(
     size = sum(_written_bytes(tensor, torch_dtype) for tensor in tensors.values())
     with _new_directory(to, size) as scratch:
         written = _in_form(form, checkpoint, tensors, scratch, torch_dtype)
-        notes += [*written.lines, *task.export(model, scratch)]
+        notes += [*written.lines, *(task.call("export", model, scratch) or ())]
         tensors = dict(written.tensors)
         sizes = {name: _written_bytes(tensor, torch_dtype) for name, tensor in tensors.items()}
         _check_room(to, sum(sizes.values()))  # of packed weights, what they become
@@ -123,12 +123,13 @@ def _in_form(
     """The weights by their names in this form; what belongs beside them is written."""
     task = checkpoint.task
     if form in task.methods.exports:
-        return task.export_as(form, tensors, scratch, dtype)
+        exported: ExportedFile = task.call("export_as", form, tensors, scratch, dtype)
+        return exported
     if form == "peft":
-        own, lines = task.export_adapter(tensors, scratch)
+        own, lines = task.call("export_adapter", tensors, scratch)
         return ExportedFile(_ADAPTER_FILE, own, _PEFT_CODE, lines, whole=True)
     if form == "huggingface":
-        renamed, lines = task.export_hf(tensors, scratch, dtype)
+        renamed, lines = task.call("export_hf", tensors, scratch, dtype)
         return ExportedFile(_FILE, renamed, _TRANSFORMERS_CODE, lines)
     return ExportedFile(_FILE, tensors, "")
 

@@ -10,6 +10,7 @@ from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name
 from samecurve.checkpoint.store import checkpoints, newest, set_aside
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
+from samecurve.core.config.train_section import NOT_COMPARED
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
@@ -190,7 +191,9 @@ def _unfinished(loaded: LoadedConfig, init_from: Path | None) -> Run | None:
             if task_of(run) != wanted["task"]:
                 continue
             config = run.read_config(Tasks())
-            if _comparable(config, settled) == wanted and _is_as_exact(config, loaded.config):
+            if _comparable(config, settled) == wanted and loaded.config.train.keeps_bits_of(
+                config.train
+            ):
                 return run
         except SamecurveError:
             continue  # written by another version of the program
@@ -224,21 +227,12 @@ def _comparable(config: Config, settled: Sequence[str]) -> dict[str, Any]:
             "devices": True,
             "engine": True,
             "track": True,
-            "train": {"save_every", "exact"},
+            "train": NOT_COMPARED,
             "data": set(config.data.indifferent),
             "model": dict.fromkeys(settled, True),
         },
     )
     return {**values, "task": identity_of(config.task)}
-
-
-def _is_as_exact(before: Config, now: Config) -> bool:
-    """Whether a run of the one config may go on with the other. Runs that are older than `auto` had
-    false by default.
-    """
-    if now.train.plan_chooses_exact:
-        return not before.train.is_exact
-    return now.train.exact == before.train.exact
 
 
 def _stopped_early(manifest: Mapping[str, Any], plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from samecurve.run.weights.trained_model import trained_model
 from samecurve.tasks.protocol import MEMBERS
 
 if TYPE_CHECKING:
-    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+    from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _TOKENS, _TEMPERATURE = 200, 0.8
 
@@ -60,7 +60,7 @@ def sample(path: Path, prompt: Prompt, device: str, *, trust: bool = False) -> S
     return Sampled(texts, files, checkpoint.step, checkpoint.notes)
 
 
-def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[Sample]:
+def _samples(task: "TaskAdapter", model: object, prompt: Prompt) -> Sequence[Sample]:
     if task.methods.respond is None:
         return task.sample(model, prompt.seed, prompt=prompt.text)
     tokens = _TOKENS if prompt.tokens is None else prompt.tokens
@@ -72,7 +72,7 @@ def _samples(task: "EngineAdapter", model: object, prompt: Prompt) -> Sequence[S
     return [text]
 
 
-def _check_can_sample(task: "EngineAdapter", name: str, prompt: Prompt) -> None:
+def _check_can_sample(task: "TaskAdapter", name: str, prompt: Prompt) -> None:
     """Compare the options with the task. UserError: its class lacks a method that they need."""
     flag = "--no-chat" if prompt.chat is False else "--chat"
     if prompt.chat is not None and "chat" not in _parameters(task.methods.respond):

@@ -13,7 +13,7 @@ from samecurve.core.planning.memory import memory_options, sample_bytes
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy, strategies_of
-from samecurve.errors import UserError
+from samecurve.errors import ASK_SAME_BITS, UserError
 from samecurve.simulation.cluster import Cluster
 from samecurve.simulation.collectives import Traffic, traffic
 from samecurve.simulation.step_time import StepCost, Utilization, step_cost
@@ -99,9 +99,10 @@ def _not_predicted(config: Config, cluster: Cluster) -> Iterator[tuple[str, str]
             " into the step",
             "--engine torch, or leave --machine out",
         )
-    if config.train.is_exact:
+    if config.train.asks_same_bits:
         yield (
-            "--machine does not predict --exact, whose sums go along a tree by other collectives",
+            f"--machine does not predict {ASK_SAME_BITS}, whose sums go along a tree by other"
+            " collectives",
             "leave one of them out",
         )
     yield from _features_not_predicted(config)

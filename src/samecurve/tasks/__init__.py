@@ -18,10 +18,10 @@ from samecurve.tasks.user_class.class_place import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.config.sections import Config
-    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+    from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 
-def open_task(config: "Config", cache: Path | str) -> "EngineAdapter":
+def open_task(config: "Config", cache: Path | str) -> "TaskAdapter":
     """The task of a config, its data ready in `cache`. Imports the engine's model code."""
     return entry_of(config.task).open(config, cache)
 

@@ -28,7 +28,6 @@ from samecurve.tasks.user_class.class_place import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.planning.facts import Facts
-    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
     from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _ADAPTERS = {
@@ -99,7 +98,7 @@ class TaskEntry:
 
     def open(
         self, config: Config, cache: Path | str, *, engine: str = "", assets: Path | None = None
-    ) -> "EngineAdapter":
+    ) -> "TaskAdapter":
         """The task with its data ready in `cache`. Imports the model code of the engine.
 
         engine: '': the config's
@@ -108,12 +107,12 @@ class TaskEntry:
         engine = engine or config.engine
         task_class = self.class_of(engine)
         module, _, name = _ADAPTERS[engine].partition(":")
-        adapter: EngineAdapter = getattr(importlib.import_module(module), name)(
+        adapter: TaskAdapter = getattr(importlib.import_module(module), name)(
             task_class, config, cache, assets=assets, file=self.file_of(task_class)
         )
         return adapter
 
-    def open_trained(self, config: Config, cache: Path | str, assets: Path) -> "EngineAdapter":
+    def open_trained(self, config: Config, cache: Path | str, assets: Path) -> "TaskAdapter":
         """The task of a run, to use its model: with torch if torch has the model.
 
         assets: what the run has kept of the task
@@ -157,7 +156,7 @@ class TaskEntry:
             return []
         train = config.train  # a user's model, optimizer and schedule may be built by them
         built_by: list[object] = [train.precision, train.seed, config.optimizer.lr]
-        built_by.append(train.exact)  # whether more is tried
+        built_by.append(train.plan_chooses_bits)  # whether more is tried
         files = [hashlib.sha256(file.read_bytes()).hexdigest() for file in self._source_files()]
         return [*built_by, *files]
 

@@ -10,8 +10,8 @@ first_weights.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samecurve.core.feature_list import feature_members
 
@@ -197,60 +197,25 @@ def _none(*_: object) -> None:
     """No value: the default of a method that may give nothing."""
 
 
-@dataclass(frozen=True, kw_only=True)
+# What stands for a member that a class leaves out, where that is not None: the words of MEMBERS say
+# what None stands for.
+_DEFAULTS: Mapping[str, Any] = {
+    **dict.fromkeys(("train_data", "eval_data", "test_data", "initial", "export"), _none),
+    **dict.fromkeys(("facts", "assets"), dict),
+    **dict.fromkeys(("metric_names", "coupled"), ()),
+    **dict.fromkeys(("phases", "exports"), MappingProxyType({})),
+    **dict.fromkeys(("elementwise", "frozen_base"), False),
+    "export_format": "safetensors",
+}
+
+
 class TaskMethods:
-    """The members of one object, with a default for each that its class leaves out.
+    """The members of one object, as attributes. A method of the class is bound to its object."""
 
-    A method of the class is bound to its object. None means that nothing takes its place; the
-    comments say what the others stand for.
-    """
+    def __init__(self, task: object) -> None:
+        for name in MEMBERS:
+            setattr(self, name, getattr(task, name, _DEFAULTS.get(name)))
 
-    # a class has loss(), or features() with batch_loss(); the engine-free part of a task, neither
-    model: Method | None = None
-    loss: Method | None = None
-    features: Method | None = None
-    batch_loss: Method | None = None
+    if TYPE_CHECKING:
 
-    train_data: Method = _none  # every class has it
-    eval_data: Method = _none  # no held-out data
-    test_data: Method = _none
-    collate: Method | None = None  # samples are stacked
-    metrics: Method | None = None  # the loss alone is measured
-    metric_names: Sequence[str] | Mapping[str, tuple[int, ...]] = ()  # learnt from one row
-    summarize: Method | None = None  # each sum / weight
-
-    initial: Method = _none  # the module's own values
-    init_module: Method | None = None
-    model_blocks: Method | None = None  # found in the model
-    optimizer: Method | None = None  # the config's
-    elementwise: bool = False
-    phases: Any = field(default_factory=dict)  # class_checks.read_phases() reads them
-    schedule: Method | None = None  # the config's
-    after_step: Method | None = None
-    coupled: Sequence[str] = ()
-    frozen_base: bool = False
-    leave_out: Method | None = None  # rows are computed one by one
-
-    prepare: Method | None = None  # rows need no files
-    facts: Method = dict  # nothing is told
-    fingerprint: Method | None = None  # a hash over some samples
-
-    sample: Method | None = None  # nothing is shown
-    respond: Method | None = None
-    assets: Method = dict  # nothing is kept
-    export: Method = _none  # nothing beside the weights
-    export_hf: Method | None = None
-    export_adapter: Method | None = None
-    exports: Mapping[str, str] = field(default_factory=dict)
-    export_as: Method | None = None
-    export_format: str = "safetensors"
-    load_hf: Method | None = None  # the names are ours
-    convert_weights: Method | None = None  # the arrays are as the model has them
-    read_adapter: Method | None = None  # adapters of others are not read
-    unlike: Method | None = None  # the `model:` sections are compared
-
-    @classmethod
-    def of(cls, task: object) -> "TaskMethods":
-        """The members of one object."""
-        names = [member.name for member in fields(cls) if hasattr(task, member.name)]
-        return cls(**{name: getattr(task, name) for name in names})
+        def __getattr__(self, name: str) -> Any: ...

@@ -6,23 +6,27 @@ added up modulo 2^64. So 8 bytes an array leave a device.
 
 import torch
 
-_CHUNK = {"cpu": 1 << 16}  # numbers that are hashed at once: on a CPU they stay in its cache
-_LARGE_CHUNK = 1 << 22
+_CHUNK = 1 << 14  # numbers that a CPU hashes at once: they stay in its cache
+_LARGE_CHUNK = 1 << 22  # those that other devices do
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 _FIRST = 0x9E3779B97F4A7C15 - (1 << 64)  # odd factors of 64 bits, as signed numbers
 _SECOND = 0xBF58476D1CE4E5B9 - (1 << 64)
 
 
 class BitSums:
-    """Hashes of arrays' bits. Keeps the factors, which are the same for all arrays of a device."""
+    """Hashes of arrays' bits. Keeps the factors, which are the same for all arrays of a device.
 
-    def __init__(self) -> None:
+    chunk: numbers that a CPU hashes at once; fewer take less memory, and another hash
+    """
+
+    def __init__(self, chunk: int = _CHUNK) -> None:
+        self._chunk = chunk
         self._factors: dict[torch.device, torch.Tensor] = {}
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The hash of an array; int64, on its device. It differs if a single number differs."""
         device = values.device
-        chunk = _CHUNK.get(device.type, _LARGE_CHUNK)
+        chunk = self._chunk if device.type == "cpu" else _LARGE_CHUNK
         flat = values.detach().reshape(-1)
         bits = flat.view(_INTEGERS[flat.element_size()])
         factors = self._factors_of(min(len(bits), chunk), device)

@@ -138,7 +138,7 @@ def gather(setup: EngineSetup, state: State) -> list[ArrayShard]:
 
 
 def _as_stored(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as a file has it: numbers of two bytes or one (a bf16 buffer) in four, exactly."""
+    """The tensor as a file has it: numbers of two bytes or one (a bf16 buffer) in four."""
     narrow = tensor.is_floating_point() and tensor.itemsize < 4
     return tensor.float() if narrow else tensor
 

@@ -1,6 +1,6 @@
 """The routes of the pages Compare and Machine.
 
-The exact comparison of two runs is made by another process.
+The comparison of two runs to the last bit is made by another process.
 """
 
 import os
@@ -28,10 +28,10 @@ from samecurve.units import show_bytes
 MOST_RUNS = 12
 _MOST_JOURNAL = 256 << 20  # bytes; the comparison holds both journals in memory
 _PATIENCE = 120.0  # seconds
-_ONE = threading.Lock()  # an exact comparison at a time
+_ONE = threading.Lock()  # a comparison to the last bit at a time
 
 
-class Exact(TypedDict):
+class ComparedBits(TypedDict):
     """The lines of `samecurve compare-runs`, and what it found. equal: None: it can't tell."""
 
     lines: list[str]
@@ -45,10 +45,10 @@ def add(app: FastAPI, site: Site) -> None:
     def compare(runs: str = "") -> Response:
         return json_answer(comparison(site, chosen_runs(site, runs)))
 
-    @app.get("/api/compare/exact")
-    def exact(runs: str = "") -> Response:
+    @app.get("/api/compare/bits")
+    def bits(runs: str = "") -> Response:
         first, second = chosen_runs(site, runs, most=2)
-        return json_answer(exact_comparison(first, second))
+        return json_answer(compare_bits(first, second))
 
     @app.get("/api/machine")
     def machine() -> Response:
@@ -75,7 +75,7 @@ def comparison(site: Site, runs: Sequence[ListedRun]) -> Page:
     return shown
 
 
-def exact_comparison(first: ListedRun, second: ListedRun) -> Exact:
+def compare_bits(first: ListedRun, second: ListedRun) -> ComparedBits:
     """Compare two runs to the last bit, as `samecurve compare-runs` does."""
     for listed in (first, second):
         size = journal_size(listed.home)

@@ -109,7 +109,7 @@ def _torch_devices(plan: Plan, index: int) -> "list[torch.device]":
         # measured after 4 steps of 26M parameters
         _give_back_blocks_from(1 << 20)
     if devices[0].type == "cuda":
-        if plan.compute.exact and torch.version.cuda:
+        if plan.compute.deterministic and torch.version.cuda:
             from samecurve.worker.cublas import set_repeating_workspace
 
             started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -42,7 +42,7 @@ def prepare_data(
     began = shown = time.monotonic()
     counts: list[tuple[int, float]] = []  # files that are there, and since when
     with closing(task.prepare(engine.device, part)) as progress:
-        # each rank looks what is there before any of them makes a file: so the count is exact
+        # each rank looks what is there before any of them makes a file: so the count is right
         first = list(islice(progress, 1))
         engine.preflight()
         for done, total in chain(first, progress):

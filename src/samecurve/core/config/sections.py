@@ -291,6 +291,10 @@ class Config(Section):
         """Whether it has values that are of certain devices."""
         return any(row.fixes_devices for row in self.named_features)
 
+    def with_bits(self, *, same: bool) -> Self:
+        """The config of a run that has the same bits on any devices, or need not."""
+        return self.with_values(train={"exact": same})
+
     def without_features(self, is_left_out: Callable[[Any], bool]) -> Self:
         """The config without some features. is_left_out: says it of a Feature"""
         rows = [row for row in self.named_features if is_left_out(row.load())]

@@ -1,4 +1,4 @@
-"""The section `train`: how long, how exactly, what is written when, and what ends it early."""
+"""The section `train`: how long, with which bits, what is written when, and what ends it early."""
 
 from typing import Literal
 
@@ -22,11 +22,13 @@ def check_mode(metric_key: str, mode_key: str, metric: str, mode: str | None) ->
         )
 
 
+# keys that decide no curve, or that a resume compares in another way (keeps_bits_of())
+NOT_COMPARED = {"save_every", "exact"}
 EXACT_DEVICES = (8, 4, 2)  # the first that costs little is what train.exact: auto takes
 
 
 class Train(Section):
-    """How long, how exactly, and what is written when. 0: never (a run always saves at its end)."""
+    """How long, with which bits, what is written when. 0: never (a run always saves at its end)."""
 
     steps: Duration = 1000
     """optimizer steps, or epochs (2ep)"""
@@ -78,19 +80,26 @@ class Train(Section):
         return self
 
     @property
-    def is_exact(self) -> bool:
-        """Whether runs are exact; where a plan chooses it, until it has: no."""
+    def asks_same_bits(self) -> bool:
+        """Whether a run is to have the same bits on any devices; where a plan chooses: no."""
         return self.exact is True
 
     @property
-    def plan_chooses_exact(self) -> bool:
-        """Whether a run's first plan chooses if it is exact."""
+    def plan_chooses_bits(self) -> bool:
+        """Whether a run's first plan chooses if it has the same bits on any devices."""
         return not isinstance(self.exact, bool)
 
     @property
-    def most_exact_devices(self) -> int:
-        """The devices that can share a step of an exact run."""
-        return self.exact_devices or EXACT_DEVICES[0]
+    def may_have_same_bits(self) -> bool:
+        return self.exact is not False
+
+    def keeps_bits_of(self, before: "Train") -> bool:
+        """Whether a run that began with `before` may go on with this. Runs that are older than
+        `auto` had false by default.
+        """
+        if self.plan_chooses_bits:
+            return not before.asks_same_bits
+        return self.exact == before.exact
 
     @property
     def goal(self) -> MetricGoal:

@@ -29,7 +29,7 @@ class SumSpec(NamedTuple):
     """The form of one of a task's sums, the same for every microbatch."""
 
     shape: tuple[int, ...] = ()  # (): one number
-    integer: bool = False  # a count: added exactly, up to 2**63
+    integer: bool = False  # a count: added as a whole number, up to 2**63
 
 
 SumSpecs = Mapping[str, SumSpec]

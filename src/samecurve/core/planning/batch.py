@@ -158,10 +158,10 @@ def _why_batch(section: Batch, fixed_size: int | None, num_devices: int) -> str:
     return f"as this run began (the config's {in_config} would need --new-batch)"
 
 
-def check_count(split: BatchSplit, refusal: type[UserError] = UserError) -> None:
-    """UserError, or the given one: a step has more microbatches than anybody can wait for."""
+def check_count(split: BatchSplit) -> None:
+    """UserError: a step has more microbatches than anybody can wait for."""
     if split.num_microbatches > _MOST_MICROBATCHES:
-        raise refusal(
+        raise UserError(
             f"a step of {split.global_batch_size} samples in microbatches of"
             f" {split.micro_batch_size} has {split.num_microbatches} of them, more than"
             f" {_MOST_MICROBATCHES}",

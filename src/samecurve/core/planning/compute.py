@@ -25,35 +25,34 @@ class Compute:
 
     precision: Precision
     threads: int  # inside one device's operations
-    # microbatches are computed one by one, and their results are added along TreeSum's tree
-    exact: bool = False
+    same_bits: bool = False  # on any devices; exact.py decides
     norm_sync: bool = False  # BatchNorm over all samples of a step
     keyed_dropout: bool = False  # random masks follow the sample
     allow_coupled: bool = False  # what the split check finds is said, not refused
     non_finite: str = "stop"
 
     # Four decisions, independent of each other. Where all are so, a run has the same bits on any
-    # devices. Engines ask these, and not `exact`:
+    # devices. Whoever acts on one of them asks it, and not `same_bits`:
 
     @property
     def fixed_microbatches(self) -> bool:
         """Whether microbatches have one size on any devices; else the devices cut the batch."""
-        return self.exact
+        return self.same_bits
 
     @property
     def reducer(self) -> Reducer:
         """What adds up gradients over microbatches and devices."""
-        return "tree" if self.exact else "collective"
+        return "tree" if self.same_bits else "collective"
 
     @property
     def deterministic(self) -> bool:
         """Whether kernels give the same bits each time."""
-        return self.exact
+        return self.same_bits
 
     @property
     def fixed_threads(self) -> bool:
         """Whether a device computes with the same number of threads on any devices."""
-        return self.exact
+        return self.same_bits
 
 
 def choose_compute(
@@ -62,12 +61,13 @@ def choose_compute(
     *,
     precision: Precision,
     threads: int,
+    same_bits: bool,
 ) -> Compute:
     """The arithmetic of a step, from what the section `train` asks for and what the model has."""
     return Compute(
         precision=precision,
         threads=threads,
-        exact=train.is_exact,
+        same_bits=same_bits,
         norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
         allow_coupled=train.allow_coupled,
@@ -146,7 +146,12 @@ def check_model_computes(precision: Precision, facts: Facts) -> None:
 
 
 def check_coupled(
-    log: DecisionLog, train: Train, coupled: Sequence[str], split: BatchSplit
+    log: DecisionLog,
+    train: Train,
+    coupled: Sequence[str],
+    split: BatchSplit,
+    *,
+    fixed_microbatches: bool,
 ) -> None:
     """Log why a model that mixes samples gives the same result here, or warn that it may not.
 
@@ -171,7 +176,7 @@ def check_coupled(
         log.reasons["coupled"] = f"{layers}: statistics over the whole step, synchronised"
     elif not others and is_whole:
         log.reasons["coupled"] = f"{layers}: one microbatch a step, so nothing is split"
-    elif train.allow_coupled and train.is_exact:
+    elif train.allow_coupled and fixed_microbatches:
         log.reasons["coupled"] = (
             f"{layers} mixes the samples of a microbatch, which are the same on any devices"
             " (train.exact)"

@@ -1,84 +1,120 @@
 """Where it is decided whether a run is exact: has the same bits on any devices.
 
-train.exact says yes or no; where it says auto, choose_exact() decides by the config, the model and
-the kind of device: on CPU ranks by one rule (exact_auto.py), on GPUs no, since no GPU has measured
-the cost. So a config is decided alike on any number of devices, under any strategy, and on any
-machine. The run's first plan fixes the choice.
+train.exact says yes or no; where it says auto, the plan decides by the config, the model and the
+kind of device: on CPU ranks by one rule (exact_auto.py), on GPUs no, since no GPU has measured the
+cost. So a config is decided alike on any number of devices, under any strategy, and on any machine.
+The run's first plan fixes the choice.
 
-An exact run has microbatches of one size on any devices (choose_exact_batch), adds along the step's
-tree, computes with kernels that give the same bits each time, and with the same threads on any
-ranks (cpu_ranks.py). What would make bits follow the devices is refused (check_...).
+What a plan then does in another way is on one page, too: same_bits.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from samecurve.core.config.sections import Batch, Config, Optimizer
+from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import EXACT_DEVICES
-from samecurve.core.feature_list import listed_optimizers, spec_of, why_twice
+from samecurve.core.feature_list import why_twice
 from samecurve.core.planning import Decision
-from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
-from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Kind, Machine, choose_devices
-from samecurve.errors import NotExactError
-from samecurve.units import counted, first_and_count, show_count
+from samecurve.core.planning.same_bits import SameBits
+from samecurve.errors import UserError
+from samecurve.units import counted, show_count
+
+T = TypeVar("T")
 
 
-def choose_exact(
-    config: Config, machine: Machine, facts: Facts, fixed: Fixed | None
-) -> tuple[Config | None, str]:
-    """Choose the config of an exact run, and what is to be said of the choice. None: it is not
-    exact, and why.
+def plan_bits(
+    config: Config,
+    machine: Machine,
+    facts: Facts,
+    fixed: Fixed | None,
+    make: Callable[[SameBits | None, Decision[None]], T],
+) -> T:
+    """Make the plan of a run whose config does not rule out that it has the same bits.
 
     fixed: what the run's first plan fixed, whose choice stays; None: this is the first plan
+    make: makes the plan; its second argument is what to say where auto has chosen otherwise
+
+    UserError: the plan is refused.
+    """
+    if not config.train.plan_chooses_bits:
+        return make(as_asked(config, machine, fixed), Decision(None))
+    devices, why = _choose(config, machine, facts, fixed)
+    if devices:
+        try:
+            chosen = SameBits(config, machine, fixed, devices, is_auto=True, why=why)
+            return make(chosen, Decision(None))
+        except UserError as refusal:  # which nobody asked for
+            why = refusal.reason
+    if fixed is not None and fixed.same_bits:
+        warning = f"this run was exact until here, and is not from here on: {why}"
+        return make(None, Decision(None, {"exact_auto": why}, (warning,)))
+    why += f"; {_flags_for(devices, config)} asks for it"
+    return make(None, Decision(None, {"exact_auto": why}))
+
+
+def as_asked(config: Config, machine: Machine, fixed: Fixed | None) -> SameBits:
+    """What a plan does whose config asks for the same bits. fixed: as plan_bits() has it"""
+    return SameBits(config, machine, fixed, _most_devices(config))
+
+
+def _most_devices(config: Config) -> int:
+    return config.train.exact_devices or EXACT_DEVICES[0]
+
+
+def _choose(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None) -> tuple[int, str]:
+    """How many devices can share a step of an exact run, and what is to be said of the choice.
+
+    0 devices: it is not exact, and why.
     """
     if fixed is not None:
-        exact = config.with_values(train={"exact": True}) if fixed.exact else None
-        return exact, "as this run began"
+        return _most_devices(config) if fixed.same_bits else 0, "as this run began"
     devices = choose_devices(config.devices, config.engine, machine).value
-    if hindrance := exact_hindrance(config, facts, devices[0].kind):
-        return None, hindrance
+    if hindrance := _hindrance(config, facts, devices[0].kind):
+        return 0, hindrance
     return _choose_by_work(config, facts)
 
 
-def _choose_by_work(config: Config, facts: Facts) -> tuple[Config | None, str]:
+def _choose_by_work(config: Config, facts: Facts) -> tuple[int, str]:
     if not facts.flops_per_sample or not facts.model.arrays:
         why = f": {facts.flops_unknown}" if facts.flops_unknown else ""
-        return None, f"the work of a sample is not known{why}"
+        return 0, f"the work of a sample is not known{why}"
     from samecurve.core.planning.exact_auto import least_work  # of auto alone
 
     least = least_work(facts, compiled=config.compiles_blocks)
     micro, work = 0, 0.0
-    for num_devices in exact_candidates(config):
+    for num_devices in _candidates(config):
         micro = _microbatch(config, num_devices)
         work = facts.flops_per_sample * micro
         is_cut = micro < (config.batch.samples or 1)
         if is_cut and (why := why_twice(facts.features)):
-            return None, why
+            return 0, why
         if work >= least or not is_cut:
-            return exact_on(config, num_devices), ""
-    return None, (
+            return num_devices, ""
+    return 0, (
         f"a microbatch of {counted(micro, 'sample')} is {show_count(work)}FLOP, and exactness costs"
         f" little from {show_count(least)}FLOP on"
     )
 
 
-def flags_for(chosen: Config | None, asked: Config) -> str:
+def _flags_for(chosen: int, config: Config) -> str:
     """The flags that ask for an exact run with the bits of other layouts, which are exact by
     themselves.
 
-    chosen: the config of these; None: they are not exact either. asked: as the user gave it
+    chosen: the devices that can share a step of these; 0: they are not exact either
     """
-    number = chosen.train.exact_devices if chosen else asked.train.exact_devices
-    if chosen and asked.batch.per_device:  # which --exact takes for the size of a microbatch
-        return f"--exact --set batch.per_device={_microbatch(chosen, number or 1)}"
-    if number in {asked.train.exact_devices, EXACT_DEVICES[0]}:
+    asked = config.train.exact_devices
+    number = chosen or asked
+    if chosen and config.batch.per_device:  # which --exact takes for the size of a microbatch
+        return f"--exact --set batch.per_device={_microbatch(config, chosen)}"
+    if number in {asked, EXACT_DEVICES[0]}:
         return "--exact"
     return f"--exact --set train.exact_devices={number}"
 
 
-def exact_candidates(config: Config) -> Sequence[int]:
+def _candidates(config: Config) -> Sequence[int]:
     """The numbers of devices that may share a step, in the order in which they are considered.
 
     Smaller ones than the first give larger microbatches.
@@ -87,11 +123,6 @@ def exact_candidates(config: Config) -> Sequence[int]:
         return (config.train.exact_devices,)
     by_size = {_microbatch(config, number): number for number in reversed(EXACT_DEVICES)}
     return sorted(by_size.values(), reverse=True)
-
-
-def exact_on(config: Config, num_devices: int) -> Config:
-    """The config of an exact run. num_devices: how many can share a step"""
-    return config.with_values(train={"exact": True, "exact_devices": num_devices})
 
 
 def _microbatch(config: Config, num_devices: int) -> int:
@@ -104,22 +135,7 @@ def _microbatch(config: Config, num_devices: int) -> int:
     return min(share, batch.per_device or share)
 
 
-def exact_words(split: BatchSplit, why: str, idle_cores: str) -> str:
-    """The words for an exact run that the plan has chosen.
-
-    why: to be said too; '': nothing. idle_cores: what would use them; '': there are none
-    """
-    count, places = split.num_microbatches, split.accumulation_steps * split.num_devices
-    words = f"the same bits on up to {counted(count, 'device')}"
-    if why:
-        words += f", {why}"
-    if places > count:
-        words += f"; {1 - count / places:.0%} of a step the devices idle: {count} microbatches"
-        words += f" in {counted(split.accumulation_steps, 'round')}"
-    return f"{words}; {idle_cores}" if idle_cores else words
-
-
-def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
+def _hindrance(config: Config, facts: Facts, kind: Kind) -> str:
     """What stands in the way of exact runs of this config on devices of this kind; '': nothing."""
     batch = config.batch
     hindrances = {
@@ -130,152 +146,5 @@ def exact_hindrance(config: Config, facts: Facts, kind: Kind) -> str:
         "the model mixes the samples of a microbatch": bool(facts.coupled),
     }
     unmeasured = "unmeasured on GPUs" if kind == "cuda" else ""
-    otherwise = facts.repeats.not_exact or unmeasured
+    otherwise = facts.repeats.not_same_bits or unmeasured
     return next((why for why, is_so in hindrances.items() if is_so), otherwise)
-
-
-def check_exact_layout(layout: Layout, *, is_auto: bool) -> None:
-    """NotExactError: on these devices the bits would be others than on one device.
-
-    is_auto: the plan chose the strategy
-    """
-    if "tree" not in layout.spec.reducers and layout.num_devices > 1:
-        how = f"strategy {layout.strategy}"
-        if is_auto:
-            how += ", taken because the model does not fit on one device,"
-        raise NotExactError(
-            f"train.exact: {how} can't add along the step's tree (reducers of its row in"
-            " core/strategies.py)",
-            "--strategy ddp (dp with engine jax), or --no-exact",
-            "devices.strategy",
-        )
-    names = {device.name for device in layout.devices}
-    if len(names) > 1:
-        raise NotExactError(
-            f"train.exact: {' and '.join(sorted(names))} compute with different kernels",
-            "--gpus with devices of one kind",
-            "devices.use",
-        )
-
-
-def check_exact_model(facts: Facts) -> None:
-    """NotExactError: the model keeps statistics that follow the device."""
-    norms = [name for name in facts.coupled if name.startswith("BatchNorm")]
-    if norms:
-        raise NotExactError(
-            f"train.exact: the running statistics of {first_and_count(norms)} follow the device",
-            "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --no-exact",
-            "model",
-        )
-
-
-def check_exact_kernels(facts: Facts, layout: Layout) -> None:
-    """NotExactError: the loss calls operations that these devices can't repeat bit by bit."""
-    if facts.repeats.nondeterministic and layout.devices[0].kind == "cuda":
-        from samecurve.core.nondeterministic import refusal
-
-        raise NotExactError(*refusal(facts.repeats.nondeterministic), "train.exact")
-
-
-def check_exact_optimizer(section: Optimizer, facts: Facts, layout: Layout) -> None:
-    """NotExactError: this optimizer's arithmetic follows the shards of a parameter."""
-    cause = why_not_sharded(section, facts) if layout.shards > 1 else ""
-    if cause:
-        others = [name for name in listed_optimizers() if not spec_of(name).why_not_sharded]
-        raise NotExactError(
-            f"train.exact under {layout.strategy}: {cause}",
-            f"optimizer.name adamw, sgd, {' or '.join(others)}; or --strategy ddp",
-            "task" if facts.updates.user_optimizer else "optimizer.name",
-        )
-
-
-def why_not_sharded(section: Optimizer, facts: Facts) -> str:
-    """Why train.exact can't update shards with this optimizer; empty: it can."""
-    own = facts.updates.user_optimizer
-    if own is not None:
-        return (
-            f"{own.name} of {own.by} would update parts of arrays, and torch's kernels may round"
-            " the ends of a part in another way than the same numbers of a whole array"
-        )
-    spec = spec_of(section.name)
-    return spec.why_not_sharded if spec else ""
-
-
-def choose_exact_batch(
-    section: Batch,
-    fixed: Fixed | None,
-    num_devices: int,
-    interleaved: int = 1,
-    *,
-    most_devices: int,
-    is_auto: bool,
-) -> Decision[BatchSplit]:
-    """The batch of train.exact, whose microbatches have one size on any devices.
-
-    interleaved: devices that share a copy of the model
-    most_devices: train.exact_devices
-    is_auto: the plan chose train.exact, and batch.per_device was not meant as its microbatch
-
-    NotExactError: the config cuts a step by the number of devices, or into too many parts.
-    """
-    if section.samples and section.accumulate:
-        raise NotExactError(
-            "train.exact: batch.accumulate cuts a step by the number of devices",
-            "batch.per_device: the samples of a microbatch, on any devices",
-            "batch.accumulate",
-        )
-    if fixed and fixed.global_batch_size:
-        global_batch_size, why_batch = fixed.global_batch_size, "as this run began"
-    elif section.samples:
-        global_batch_size, why_batch = section.samples, "batch.samples, whatever the devices"
-    else:
-        global_batch_size = (section.per_device or 0) * (section.accumulate or 1) * num_devices
-        why_batch = "as given per device: it grows with the devices"
-    if fixed:
-        micro, why_micro = fixed.micro_batch_size, "as this run began (train.exact)"
-    else:
-        micro, why_micro = _exact_microbatch(
-            section, global_batch_size, most_devices=most_devices, is_auto=is_auto
-        )
-    split = BatchSplit(
-        global_batch_size=global_batch_size,
-        micro_batch_size=micro,
-        num_devices=num_devices,
-        interleaved=interleaved,
-    )
-    if is_auto and fixed is None and num_devices > split.num_microbatches:
-        raise NotExactError(
-            f"{num_devices} devices share a step of"
-            f" {counted(split.num_microbatches, 'microbatch')}",
-            f"train.exact_devices={num_devices}",
-            "train.exact_devices",
-        )
-    check_count(split, NotExactError)
-    return Decision(split, {"batch": why_batch, "micro": why_micro, "exact": say_exact(split)})
-
-
-def say_exact(split: BatchSplit) -> str:
-    """How an exact step is computed, for the plan."""
-    how = (
-        f"{counted(split.num_microbatches, 'microbatch')} of {split.micro_batch_size} a step, each"
-        " computed by itself and added along one tree; the order of devices changes no bit"
-    )
-    if split.interleaved > 1:
-        how += f"; in each round {split.interleaved} devices take neighbouring ones"
-    return how
-
-
-def _exact_microbatch(
-    section: Batch, global_batch_size: int, *, most_devices: int, is_auto: bool
-) -> tuple[int, str]:
-    """The samples of a microbatch, and why as many."""
-    share = -(-global_batch_size // most_devices)
-    why = (
-        f"the batch over {most_devices} devices, whatever their number (train.exact_devices);"
-        " batch.per_device gives another size"
-    )
-    if section.per_device and is_auto:
-        return min(section.per_device, share), f"{why} at most"
-    if section.per_device:
-        return min(section.per_device, global_batch_size), "batch.per_device"
-    return share, why

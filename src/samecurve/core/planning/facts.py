@@ -110,8 +110,8 @@ class Quantized:
 class Repeatability:
     """Whether, and how cheaply, a step can have the same bits on any devices."""
 
-    # what train.exact would refuse in the first step, tried where the plan may choose it
-    not_exact: str = ""
+    # what the same bits would refuse in the first step, tried where the plan may choose it
+    not_same_bits: str = ""
     # operations that the loss calls and that have no deterministic kernel on GPUs, each perhaps
     # with its place
     nondeterministic: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from samecurve.core.config.section import MOST_PROCESSES
 from samecurve.core.determinism.data_order import Anchor, Order
-from samecurve.errors import UserError
+from samecurve.errors import SAME_BITS, UserError
 
 T = TypeVar("T")
 _MOST_SAMPLES = 1 << 53
@@ -19,6 +19,7 @@ _KEYS_ON_DISK = {
     "global_batch_size": "batch",
     "micro_batch_size": "slot",
     "computed_on": "made_on",
+    "same_bits": "exact",
 }
 
 
@@ -57,7 +58,7 @@ class Fixed:
     anchor: Anchor = Anchor()
     computed_on: str = ""  # engine and kind of device
     clip_epsilon: float = CLIP_EPSILON
-    exact: bool = False  # as train.exact: auto chose, or the config says
+    same_bits: bool = False  # on any devices
 
     def to_json(self) -> dict[str, Any]:
         """The form in manifest.json and plan.json, whose public keys are older than our names."""
@@ -66,9 +67,9 @@ class Fixed:
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> "Fixed":
         """The copy in a checkpoint. ValueError: as from_json()."""
-        # runs older than the key were exact where their config says so
-        was_exact = manifest.get("config", {}).get("train.exact") is True
-        return cls.from_json({"exact": was_exact, **as_mapping(manifest.get("fixed"))})
+        return cls.from_json(
+            {"exact": has_same_bits(manifest), **as_mapping(manifest.get("fixed"))}
+        )
 
     @classmethod
     def from_json(cls, value: object) -> "Fixed":
@@ -89,6 +90,14 @@ class Fixed:
         if not 1 <= parsed.threads <= MOST_PROCESSES or not 0 <= parsed.clip_epsilon < 1:
             raise ValueError("threads or clip_epsilon out of range")
         return parsed
+
+
+def has_same_bits(manifest: Mapping[str, Any]) -> bool:
+    """Whether the run of a checkpoint has the same bits on any devices. Runs that are older than
+    the key have what their config says.
+    """
+    asked = manifest.get("config", {}).get(SAME_BITS) is True
+    return bool(manifest.get("fixed", {}).get("exact", asked))
 
 
 def make_order(

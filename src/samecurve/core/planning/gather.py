@@ -18,13 +18,13 @@ from samecurve.core.planning.memory import (
     peak_terms,
 )
 from samecurve.core.planning.plan import StepMemory
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
 from samecurve.units import counted, show_bytes
 
 # share of the memory to plan with that must stay free for whole weights and gradients to be held:
 # they make a step faster, and an estimate that is a little too low must not end a run
 _SPARE = 0.1
-# share of it that must stay free for activations that are not known, on exact CPU ranks
+# share of it that must stay free for unknown activations, where CPU ranks give the same bits
 _SPARE_UNKNOWN = 0.5
 
 
@@ -47,8 +47,7 @@ def choose_gather(
     need, usable = show_bytes(once.bytes), show_bytes(capacity.usable)
     if section.gather == "step":
         if once.bytes > capacity.usable:
-            refusal = NotExactError if once.is_exact else UserError
-            raise refusal(
+            raise UserError(
                 f"devices.gather step: {how} need {need} on each device, of {usable} to use",
                 "devices.gather=auto, which gathers in each round where memory is short; or a"
                 " smaller microbatch: --batch-size",
@@ -69,12 +68,10 @@ def _gathered_once(options: MemoryOptions, facts: Facts, by_round: StepMemory) -
     split = replace(by_round.split, interleaved=1)
     room = room_of_layout(options, facts, layout, split.micro_batch_size)
     held = _with_whole(room.terms, options, facts)
-    if by_round.is_exact:
-        from samecurve.core.planning.tree_memory import tree_memory
-
-        held += tree_memory(options, facts, layout, split, capacity=None, is_resumed=False)
+    if by_round.same_bits:
+        held += by_round.same_bits.memory(options, facts, layout, split)
     terms = peak_terms(held, options, facts, split, layout.shards)
-    return StepMemory(layout, split, terms, by_round.is_exact)
+    return StepMemory(layout, split, terms, by_round.same_bits)
 
 
 def _with_whole(terms: list[MemoryTerm], options: MemoryOptions, facts: Facts) -> list[MemoryTerm]:
@@ -87,10 +84,8 @@ def _with_whole(terms: list[MemoryTerm], options: MemoryOptions, facts: Facts) -
 
 def _once(once: StepMemory, why: str) -> Decision[StepMemory]:
     reasons = {"gather": why}
-    if once.is_exact:
-        from samecurve.core.planning.exact import say_exact
-
-        reasons["exact"] = say_exact(once.split)
+    if once.same_bits:
+        reasons |= once.same_bits.reasons(once.split)
     return Decision(once, reasons)
 
 
@@ -103,8 +98,8 @@ def _why_by_round(once: StepMemory, capacity: Capacity, options: MemoryOptions) 
         return "were not there when the microbatch was tried"
     spare = _SPARE
     if not once.is_known:
-        # an exact step is cut into microbatches in any case: gathering in each costs it most
-        if not (once.is_exact and once.layout.devices[0].kind == "cpu"):
+        # such a step is cut into microbatches in any case: gathering in each costs it most
+        if not (once.same_bits and once.layout.devices[0].kind == "cpu"):
             return "may not fit: the activations are not known; devices.gather=step asks for it"
         spare = _SPARE_UNKNOWN
     if once.bytes > (1 - spare) * capacity.usable:

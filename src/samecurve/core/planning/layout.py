@@ -55,8 +55,8 @@ class Layout:
 
     @property
     def interleaved(self) -> int:
-        """Devices that take neighbouring microbatches in each round of an exact run: those that
-        gather weights and sum gradients together in each round.
+        """Devices that take neighbouring microbatches in each round, where these are fixed:
+        those that gather weights and sum gradients together in each round.
         """
         return self.shards if self.is_sharded_by_block and not self.gathers_once else 1
 
@@ -161,10 +161,12 @@ def choose_layout(
     machine: Machine,
     *,
     norm_sync: bool,
+    fixed_microbatches: bool,
 ) -> Decision[Layout]:
     """How the strategy lies on these devices.
 
     norm_sync: BatchNorm layers of the model are synchronised, so all ranks meet in each round
+    fixed_microbatches: they have one size on any devices
 
     UserError: the strategy does not serve what the config asks for.
     """
@@ -180,9 +182,9 @@ def choose_layout(
         )
     world_size = _world_size(spec, len(devices), machine.started)
     meets_every_round = shards > 1
-    if spec.processes == "as started" and not train.is_exact:
+    if spec.processes == "as started" and not fixed_microbatches:
         meets_every_round = machine.started > 1
-    meets_every_round |= norm_sync and not train.is_exact
+    meets_every_round |= norm_sync and not fixed_microbatches
     sync = choose_sync(section.sync, spec, devices, shards)
     layout = Layout(
         engine=spec.engine,

@@ -13,7 +13,7 @@ from samecurve.core.feature_list import spec_of
 from samecurve.core.planning import DecisionLog
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.layout import Layout
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
 
 _STATES = {"adamw": 2, "sgd": 1}  # arrays of a parameter's shape that are kept for it
@@ -95,8 +95,6 @@ def say_optimizer(
     schedule: ScheduleFields,
     facts: Facts,
     layout: Layout,
-    *,
-    exact: bool,
 ) -> None:
     """Log the parameter groups, what the optimizer does, and the defaults beside a task's own.
 
@@ -112,7 +110,10 @@ def say_optimizer(
             log.warnings.extend(spec.warnings(section))
         return
     _check_section_reaches(section, optimizer)
-    _check_elementwise(layout, optimizer, exact=exact)
+    if layout.shards > 1 and not optimizer.elementwise:
+        why = f"strategy {layout.strategy} gives it only a part of each parameter"
+        cause, remedy = not_elementwise(optimizer, why)
+        raise UserError(cause, f"{remedy}; or --strategy ddp", "task")
     scales = " and ".join(f"{scale:.6g}" for scale in optimizer.scales)
     if optimizer.takes_lr:
         rates, hold = f"learning rate x {scales}", "lr, clip and what groups freeze"
@@ -170,25 +171,15 @@ def _check_section_reaches(section: Optimizer, optimizer: UserOptimizerFacts) ->
             )
 
 
-def _check_elementwise(layout: Layout, optimizer: UserOptimizerFacts, *, exact: bool) -> None:
-    """UserError: the optimizer may need whole parameters, and would get parts of them."""
-    if optimizer.elementwise:
-        return
-    error = UserError
-    if layout.shards > 1:
-        why = f"strategy {layout.strategy} gives it only a part of each parameter"
-        otherwise = "--strategy ddp"
-    elif exact:
-        error, otherwise = NotExactError, "--no-exact"
-        why = "train.exact asks for arithmetic that is the same number by number"
-    else:
-        return
-    raise error(
+def not_elementwise(optimizer: UserOptimizerFacts, why: str) -> tuple[str, str]:
+    """The cause and the remedy where a task does not say that its optimizer updates each number
+    by itself. why: that is needed here
+    """
+    return (
         f"{optimizer.by}: {why}, and the task does not say that {optimizer.name} updates each"
         " number by itself",
         "elementwise = True in the task's class, if it does (Adam and its kin do; Muon, Adafactor,"
-        f" LAMB don't); or {otherwise}",
-        "task",
+        " LAMB don't)",
     )
 
 

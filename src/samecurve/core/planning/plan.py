@@ -33,6 +33,7 @@ from samecurve.units import counted
 
 if TYPE_CHECKING:  # imported by the features of a run alone
     from samecurve.core.feature import Feature
+    from samecurve.core.planning.same_bits import SameBits
 
 # keys of plan.json and of the journal, in their order; those of later fields follow
 _ORDER = """
@@ -52,6 +53,7 @@ _NAMES = {  # of the fields whose keys are older than their names
     "keyed": "keyed_dropout",
     "because": "reasons",
     "slot_times": "microbatch_seconds",
+    "exact": "same_bits",
 }
 # of older plans: whether masks followed the device; microbatches that a rank computed side by side
 _OLDER = {"reseeded", "lanes"}
@@ -67,7 +69,7 @@ class StepMemory:
     layout: Layout
     split: BatchSplit
     terms: tuple[MemoryTerm, ...]
-    is_exact: bool
+    same_bits: "SameBits | None" = None
 
     @property
     def bytes(self) -> int:
@@ -148,6 +150,23 @@ class Plan:
         return self.batch.global_batch_size
 
     @property
+    def same_bits(self) -> bool:
+        """Whether the run has the same bits on any devices."""
+        return self.compute.same_bits
+
+    def say_bits(self) -> str:
+        """Whether the run has the same bits on any devices, and why; '': that was not asked."""
+        how = "exact" if self.same_bits else "not exact"
+        if "exact_auto" in self.reasons:
+            return f"{how} (auto): {self.reasons['exact_auto']}"
+        return f"{how}: {self.reasons['exact']}" if self.same_bits else ""
+
+    @property
+    def at_start(self) -> dict[str, Any]:
+        """What the journal has of the plan at each start of the run."""
+        return {"exact": True} if self.same_bits else {}
+
+    @property
     def micro_batch_size(self) -> int:
         return self.batch.micro_batch_size
 
@@ -205,7 +224,7 @@ class Plan:
         return list(pairwise(bounds))
 
     def actions_at_end(self) -> set[str]:
-        return {"evaluate", "sample", "save", *(["hash"] if self.compute.exact else [])}
+        return {"evaluate", "sample", "save", *(["hash"] if self.same_bits else [])}
 
     @property
     def sees_whole_batch(self) -> bool:

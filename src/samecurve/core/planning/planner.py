@@ -5,7 +5,7 @@ A pure function; every worker obeys its result, and nothing after it changes a n
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config
@@ -23,6 +23,7 @@ from samecurve.core.planning.capacity import (
     room_of_layout,
 )
 from samecurve.core.planning.compute import (
+    Compute,
     check_coupled,
     check_model_computes,
     check_precision,
@@ -43,7 +44,6 @@ from samecurve.core.planning.machine import (
     Device,
     Machine,
     choose_devices,
-    has_open_ranks,
     peak_flops,
 )
 from samecurve.core.planning.memory import (
@@ -59,7 +59,10 @@ from samecurve.core.planning.schedule import (
     choose_intervals,
     choose_schedule,
 )
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
+
+if TYPE_CHECKING:  # imported by runs that ask for the same bits, or may
+    from samecurve.core.planning.same_bits import SameBits
 
 
 def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = None) -> Plan:
@@ -70,35 +73,26 @@ def plan(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None = N
     UserError: what the config asks for cannot be done on this machine, with the numbers and what
     can be done instead.
     """
-    if not config.train.plan_chooses_exact:
+    if not config.train.may_have_same_bits:
         return _Planning(config, machine, facts, fixed).plan()
-    from samecurve.core.planning.exact import choose_exact, flags_for
+    from samecurve.core.planning.exact import plan_bits
 
-    chosen, why = choose_exact(config, machine, facts, fixed)
-    flags = flags_for(chosen, config)
-    if chosen is not None:
-        try:
-            planning = _Planning(chosen, machine, facts, fixed, chooses_exact=True, why_exact=why)
-            return planning.plan()
-        except NotExactError as refusal:
-            why = refusal.reason
-    ordinary = config.with_values(train={"exact": False})
-    return _Planning(
-        ordinary, machine, facts, fixed, chooses_exact=True, why_exact=why, exact_flags=flags
-    ).plan()
+    def make(same_bits: "SameBits | None", why_not: Decision[None]) -> Plan:
+        return _Planning(config, machine, facts, fixed, same_bits, why_not).plan()
+
+    return plan_bits(config, machine, facts, fixed, make)
 
 
 @dataclass(frozen=True)
 class _Planning:
-    """The inputs of a plan, whose train.exact is settled, and the log of its decisions."""
+    """The inputs of a plan, and the log of its decisions."""
 
     config: Config
     machine: Machine
     facts: Facts
     fixed: Fixed | None  # None: this is the run's first plan
-    chooses_exact: bool = False  # the plan does, where the config leaves it open
-    why_exact: str = ""  # or why not
-    exact_flags: str = ""  # that ask for it, where it is not exact
+    same_bits: "SameBits | None" = None  # None: the run's bits may follow the devices
+    why_not: Decision[None] = Decision(None)  # where the config leaves that to the plan
     log: DecisionLog = field(default_factory=DecisionLog)
 
     def plan(self) -> Plan:
@@ -108,13 +102,19 @@ class _Planning:
         step = self._step(options, precision)
         layout, split = step.layout, step.split
         threads = self._threads(layout)
-        compute = choose_compute(train, facts, precision=precision.value, threads=threads)
-        fixed = self._fixed(layout, split, threads)
+        compute = choose_compute(
+            train,
+            facts,
+            precision=precision.value,
+            threads=threads,
+            same_bits=self.same_bits is not None,
+        )
+        fixed = self._fixed(layout, split, compute)
         order = make_order(facts.data.samples, facts.data.buckets, split.global_batch_size, fixed)
         schedule = self._schedule(order)
         self._explain_training(layout, split, precision)
-        features = self._features(layout, split, options)
-        self._explain_exact(split, layout, threads)
+        features = self._features(layout, split, options, compute)
+        self._say_bits(layout, split, threads)
         self._warn(layout, split, step.terms, fixed)
         return Plan(
             layout=layout,
@@ -127,7 +127,7 @@ class _Planning:
             fixed=fixed,
             data=facts.data,
             steps=schedule.steps,
-            every=log.take(choose_intervals(train, order)),
+            every=log.take(choose_intervals(train, order, hashes=compute.same_bits)),
             keep=train.keep,
             best=train.goal,
             flops=count_flops(facts, split, layout, precision.value),
@@ -157,25 +157,13 @@ class _Planning:
     def _devices(
         self, options: MemoryOptions, precision: Decision[Precision]
     ) -> Decision[tuple[Device, ...]]:
-        """The config's devices; of an exact run that leaves them open, CPU ranks for all cores."""
+        """The run's devices."""
         config, machine = self.config, self.machine
-        chosen = choose_devices(config.devices, config.engine, machine)
-        follows_devices = self.fixed is None and not config.batch.samples  # the batch does
-        was_tried = self.facts.measured.largest_tried is not None  # by one rank
-        is_open = has_open_ranks(config, machine)
-        if not (config.train.is_exact and is_open) or follows_devices or was_tried:
-            return chosen
-        from samecurve.core.planning.cpu_ranks import ranks_for_cores
-        from samecurve.core.planning.exact import choose_exact_batch
-
-        most, is_auto = config.train.most_exact_devices, self.chooses_exact
-        split = choose_exact_batch(
-            config.batch, self.fixed, 1, most_devices=most, is_auto=is_auto
-        ).value
+        if self.same_bits is None:
+            return choose_devices(config.devices, config.engine, machine)
         trial = replace(self, log=DecisionLog())  # what it logs is not kept
-        holds = partial(trial.holds, options, precision)
-        ranks = ranks_for_cores(config, machine, split.num_microbatches, self.fixed, holds)
-        return ranks or chosen
+        was_tried = self.facts.measured.largest_tried is not None  # by one rank
+        return self.same_bits.devices(partial(trial.holds, options, precision), was_tried=was_tried)
 
     def holds(
         self,
@@ -199,45 +187,47 @@ class _Planning:
         fits = fits_on(options, self.facts, devices)
         strategy = choose_strategy(section, self.config.engine, devices, fits)
         norm_sync = train.norm_sync and bool(self.facts.coupled)
-        layout = choose_layout(section, train, strategy, devices, self.machine, norm_sync=norm_sync)
+        layout = choose_layout(
+            section,
+            train,
+            strategy,
+            devices,
+            self.machine,
+            norm_sync=norm_sync,
+            fixed_microbatches=self.same_bits is not None,
+        )
         for feature in options.features:
             feature.check(self.config, layout.value)
             if self.facts.measured.speeds is None:
                 feature.check_unmeasured(self.config, layout.value)
+        if self.same_bits:
+            self.same_bits.check_features(options.features)
         return layout
 
     def _split(self, layout: Layout, capacity: Capacity, options: MemoryOptions) -> BatchSplit:
         """The even split, or what a feature makes of it."""
-        section, train = self.config.devices, self.config.train
-        if train.is_exact:
-            from samecurve.core.planning import exact
-
-            exact.check_exact_layout(layout, is_auto=section.strategy == "auto")
-            exact.check_exact_model(self.facts)
-            exact.check_exact_kernels(self.facts, layout)
-        split = self.log.take(
-            even_split(self.config, layout, capacity, fixed=self.fixed, is_auto=self.chooses_exact)
-        )
+        if self.same_bits is None:
+            even = choose_batch(self.config.batch, self.fixed, capacity, layout.num_devices)
+        else:
+            self.same_bits.check_layout(layout)
+            self.same_bits.check_model(self.facts, layout)
+            even = self.same_bits.split(layout.num_devices, layout.interleaved)
+        split = self.log.take(even)
         for feature in options.features:
-            if other := feature.split(self.config, self.facts, split):
-                split = self.log.take(other)
+            other = feature.split(self.config, self.facts, split, may_cut=self.same_bits is None)
+            split = self.log.take(other) if other else split
         return split
 
     def _memory(
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
     ) -> StepMemory:
         """The memory of a step, with the layout and the split that it leaves room for."""
-        facts, is_exact = self.facts, self.config.train.is_exact
+        facts = self.facts
         held = room_of_layout(options, facts, layout, split.micro_batch_size).terms
-        if is_exact:
-            from samecurve.core.planning.tree_memory import tree_memory
-
-            is_resumed = self.fixed is not None
-            held += tree_memory(
-                options, facts, layout, split, capacity=capacity.samples, is_resumed=is_resumed
-            )
+        if self.same_bits:
+            held += self.same_bits.memory(options, facts, layout, split, capacity.samples)
         terms = peak_terms(held, options, facts, split, layout.shards)
-        by_round = StepMemory(layout, split, terms, is_exact)
+        by_round = StepMemory(layout, split, terms, self.same_bits)
         if split.accumulation_steps == 1 or not layout.is_sharded_by_block:
             return by_round
         from samecurve.core.planning.gather import choose_gather
@@ -247,13 +237,9 @@ class _Planning:
 
     def _threads(self, layout: Layout) -> int:
         """Threads inside one device's operations."""
-        section, machine = self.config.devices, self.machine
-        on_cpu = layout.engine == "torch" and layout.devices[0].kind == "cpu"
-        if not (self.config.train.is_exact and on_cpu):
-            return self.log.take(choose_threads(section, layout, machine))
-        from samecurve.core.planning.cpu_ranks import choose_exact_threads
-
-        return self.log.take(choose_exact_threads(section.threads, machine, self.fixed))
+        if self.same_bits:
+            return self.log.take(self.same_bits.threads(layout))
+        return self.log.take(choose_threads(self.config.devices, layout, self.machine))
 
     def _schedule(self, order: Order) -> Schedule:
         """The learning rate of each step."""
@@ -265,7 +251,7 @@ class _Planning:
         return self.log.take(chosen)
 
     def _features(
-        self, layout: Layout, split: BatchSplit, options: MemoryOptions
+        self, layout: Layout, split: BatchSplit, options: MemoryOptions, compute: Compute
     ) -> dict[str, Any]:
         """What the run has of each feature that the config names or the task brings."""
         if not options.features:
@@ -277,6 +263,7 @@ class _Planning:
             machine=self.machine,
             facts=self.facts,
             options=options,
+            compute=compute,
             layout=layout,
             split=split,
         )
@@ -285,22 +272,21 @@ class _Planning:
         }
         return {name: value for name, value in decided.items() if value is not None}
 
-    def _fixed(self, layout: Layout, split: BatchSplit, threads: int) -> Fixed:
+    def _fixed(self, layout: Layout, split: BatchSplit, compute: Compute) -> Fixed:
         """The values of the run's first plan; this plan's own where this is the first."""
         train = self.config.train
         if self.fixed is not None:
-            return replace(
-                self.fixed, global_batch_size=split.global_batch_size, exact=train.is_exact
-            )
+            size, same_bits = split.global_batch_size, compute.same_bits
+            return replace(self.fixed, global_batch_size=size, same_bits=same_bits)
         return Fixed(
             global_batch_size=split.global_batch_size,
             micro_batch_size=split.micro_batch_size,
             seed=train.seed,
             samples=self.facts.data.samples,
             fingerprint=self.facts.fingerprint,
-            threads=threads,
+            threads=compute.threads,
             computed_on=layout.computed_on,
-            exact=train.is_exact,
+            same_bits=compute.same_bits,
         )
 
     def _explain_training(
@@ -311,38 +297,21 @@ class _Planning:
         UserError: the engine, the devices or the model can't serve them.
         """
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
-        check_coupled(log, train, facts.coupled, split)
+        fixed = self.same_bits is not None
+        check_coupled(log, train, facts.coupled, split, fixed_microbatches=fixed)
         say_task(log, facts)
         check_engine_has(config.optimizer, config.engine)
-        say_optimizer(log, config.optimizer, config.schedule, facts, layout, exact=train.is_exact)
-        if train.is_exact:
-            from samecurve.core.planning.exact import check_exact_optimizer
-
-            check_exact_optimizer(config.optimizer, facts, layout)
+        say_optimizer(log, config.optimizer, config.schedule, facts, layout)
+        if self.same_bits:
+            self.same_bits.check_optimizer(facts, layout)
         check_precision(log.take(precision), layout)
         check_model_computes(precision.value, facts)
 
-    def _explain_exact(self, split: BatchSplit, layout: Layout, threads: int) -> None:
-        """Log what the plan chose where train.exact is open."""
-        idle = ""
-        if self.config.train.is_exact:
-            from samecurve.core.planning.cpu_ranks import say_idle_cores
-
-            idle = say_idle_cores(self.config.devices, layout, split, self.machine, threads)
-        if not self.chooses_exact:
-            self.log.reasons["threads"] += f"; {idle}" if idle else ""
-            return
-        from samecurve.core.planning.exact import exact_words
-
-        why, was_exact = self.why_exact, self.fixed is not None and self.fixed.exact
-        if self.config.train.is_exact:
-            why = exact_words(split, why, idle)
-        elif was_exact:
-            warning = f"this run was exact until here, and is not from here on: {why}"
-            self.log.warnings.append(warning)
-        else:
-            why += f"; {self.exact_flags} asks for it"
-        self.log.reasons["exact_auto"] = why
+    def _say_bits(self, layout: Layout, split: BatchSplit, threads: int) -> None:
+        """Log on how many devices the bits are the same, or why they are not."""
+        if self.same_bits:
+            self.same_bits.say(self.log, layout, split, threads)
+        self.log.take(self.why_not)
 
     def _warn(
         self, layout: Layout, split: BatchSplit, terms: tuple[MemoryTerm, ...], fixed: Fixed
@@ -358,7 +327,7 @@ class _Planning:
         optimizer_bytes = sum(term.bytes for term in terms if term.name == "optimizer")
         is_even = not self.config.fixes_devices
         warnings += layout_warnings(self.config.devices, layout, optimizer_bytes, is_even=is_even)
-        if train.is_exact and fixed.computed_on not in {"", layout.computed_on}:
+        if fixed.same_bits and fixed.computed_on not in {"", layout.computed_on}:
             warnings.append(
                 f"this run began with {fixed.computed_on}; from here its bits are those of"
                 f" {layout.computed_on}"
@@ -372,26 +341,3 @@ def count_flops(facts: Facts, split: BatchSplit, layout: Layout, precision: Prec
         flops_per_step=each * split.global_batch_size if each else None,
         peak_flops=peak_flops(layout.devices, precision),
     )
-
-
-def even_split(
-    config: Config,
-    layout: Layout,
-    capacity: Capacity,
-    *,
-    fixed: Fixed | None,
-    is_auto: bool = False,
-) -> Decision[BatchSplit]:
-    """The split for devices that are alike. is_auto: the plan has chosen train.exact"""
-    if config.train.is_exact:
-        from samecurve.core.planning.exact import choose_exact_batch
-
-        return choose_exact_batch(
-            config.batch,
-            fixed,
-            layout.num_devices,
-            layout.interleaved,
-            most_devices=config.train.most_exact_devices,
-            is_auto=is_auto,
-        )
-    return choose_batch(config.batch, fixed, capacity, layout.num_devices)

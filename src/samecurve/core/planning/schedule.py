@@ -74,15 +74,18 @@ class Intervals:
     save_seconds: float = 0.0  # between saves that go by time; 0: none do
 
 
-def choose_intervals(train: Train, order: Order) -> Decision[Intervals]:
-    """The intervals of the config, in steps; saves may go by time."""
+def choose_intervals(train: Train, order: Order, *, hashes: bool) -> Decision[Intervals]:
+    """The intervals of the config, in steps; saves may go by time.
+
+    hashes: whether the state is hashed
+    """
     save_seconds = seconds_of(train.save_every) or 0.0
     intervals = Intervals(
         log=train.log_every,
         evaluate=_interval(train.eval_every, order),
         save=0 if save_seconds else _interval(train.save_every, order),
         sample=_interval(train.sample_every, order),
-        hash=train.hash_every if train.is_exact else 0,
+        hash=train.hash_every if hashes else 0,
         save_seconds=save_seconds,
     )
     reasons = {}

@@ -12,71 +12,17 @@ from samecurve.core.planning.memory import (
     MemoryOptions,
     MemoryTerm,
     autocast_itemsize,
-    sample_bytes,
 )
-from samecurve.errors import NotExactError
 
 
-def tree_memory(
-    options: MemoryOptions,
-    facts: Facts,
-    layout: Layout,
-    split: BatchSplit,
-    *,
-    capacity: int | None,
-    is_resumed: bool,
-) -> list[MemoryTerm]:
-    """The memory of the sums of a step's microbatches, and of weights that are gathered wide.
-
-    capacity: samples that fit without them; None: not known
-
-    NotExactError: no microbatch fits beside them.
-    """
-    terms = [_whole_term(options, facts, layout, split)]
-    if copies := _copies(options, facts, layout):
-        terms.append(copies)
-    each = sample_bytes(options, facts)
-    if capacity is None:
-        return terms
-    if each:
-        capacity -= -(-sum(term.bytes for term in terms) // each)
-    if capacity < 1:
-        raise NotExactError(
-            "the sums that train.exact holds beside the gradients leave no room for a sample",
-            "a smaller model, or --no-exact",
-            "train.exact",
-        )
-    micro = split.micro_batch_size
-    if micro > capacity:
-        fitting = micro
-        while fitting > capacity:  # halved, so that the devices share them out as before
-            fitting = -(-fitting // 2)
-        smaller = f"batch.per_device={fitting}"
-        remedy = (
-            f"--set {smaller}: microbatches of that size wherever this is to give the same bits"
-        )
-        if is_resumed:
-            remedy = (
-                "fewer ranks on this machine, or a device with more memory: this run's microbatches"
-                f" are of {micro}"
-            )
-        raise NotExactError(
-            f"a microbatch of {micro} samples does not fit: {capacity} do",
-            remedy,
-            "batch.per_device",
-            instead=f"{smaller} makes it fit",
-        )
-    return terms
-
-
-def _whole_term(
+def tree_sums(
     options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
-) -> MemoryTerm:
-    """The memory beside one gradient: sums that wait for their siblings, and sums on their way
-    between devices.
+) -> tuple[int, str]:
+    """The bytes beside one gradient, and their formula: sums that wait for their siblings, and sums
+    on their way between devices.
     """
     if layout.is_sharded_by_block:
-        kind = _once_term if layout.gathers_once else _sharded_term
+        kind = _sums_once if layout.gathers_once else _sharded_sums
         return kind(options, facts, layout, split)
     count = split.num_microbatches
     of_device = [split.microbatches_of(count, device) for device in range(split.num_devices)]
@@ -94,12 +40,12 @@ def _whole_term(
         f"{copies} x {facts.trainable} x {width} B: {waiting} sums that wait, the rest on its way"
         " between devices"
     )
-    return MemoryTerm("exact", copies * facts.trainable * width, formula)
+    return copies * facts.trainable * width, formula
 
 
-def _sharded_term(
+def _sharded_sums(
     options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
-) -> MemoryTerm:
+) -> tuple[int, str]:
     """The memory beside one shard of the gradient: shards of sums that wait, those that copies of
     the model exchange, and a group's gradients of all ranks as they arrive.
     """
@@ -117,12 +63,12 @@ def _sharded_term(
         f"({copies} x {shard} + {largest}) x {width} B: {waiting} shards of sums that wait, one of"
         " which becomes the gradient; the largest group's gradients of all ranks"
     )
-    return MemoryTerm("exact", (copies * shard + largest) * width, formula)
+    return (copies * shard + largest) * width, formula
 
 
-def _once_term(
+def _sums_once(
     options: MemoryOptions, facts: Facts, layout: Layout, split: BatchSplit
-) -> MemoryTerm:
+) -> tuple[int, str]:
     """The memory beside one whole gradient and its shard, where gradients are exchanged once a
     step: whole sums that wait, and those of the largest group on their way. Under hsdp, if it is
     more: the shards that copies of the model exchange, for which whole gradients are let go of.
@@ -148,7 +94,7 @@ def _once_term(
                 f"({moved} x {shard} - {facts.trainable}) x {width} B: shards that copies exchange,"
                 " more than whole gradients, which are let go of by then"
             )
-    return MemoryTerm("exact", numbers * width, formula)
+    return numbers * width, formula
 
 
 def _largest_group(facts: Facts) -> int:
@@ -156,9 +102,9 @@ def _largest_group(facts: Facts) -> int:
     return max(facts.block_params, facts.params - facts.blocks * facts.block_params)
 
 
-def _copies(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm | None:
-    """What sharded weights take more in f32 than in two bytes, where train.exact gathers them as
-    they are and autocast rounds them; None: they are no wider.
+def gathered_wide(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm | None:
+    """What sharded weights take more in f32 than in two bytes, since the tree's gradients ask that
+    they are gathered as they are, and autocast rounds them; None: they are no wider.
     """
     width, narrow = options.itemsize, autocast_itemsize(options.precision)
     if not layout.is_sharded_by_block or narrow == width:

@@ -24,7 +24,7 @@ from samecurve.experiments.scratch import scratch
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 
-# relative, of losses and norms; a run with train.exact has none
+# relative, of losses and norms; a run with the same bits on any devices has none
 TOLERANCE = {"f64": 1e-10, "f32": 1e-4, "bf16": 3e-2, "f16": 3e-2}
 
 
@@ -47,13 +47,12 @@ class Audit:
 
     run: Run
     plan: Plan  # as it was last trained
-    is_exact: bool
     picks: Sequence[Pick]
     starts: Mapping[int, Start]
 
     @property
     def tolerance(self) -> float:
-        return 0.0 if self.is_exact else TOLERANCE[self.plan.compute.precision]
+        return 0.0 if self.plan.same_bits else TOLERANCE[self.plan.compute.precision]
 
 
 def begin_audit(home: Path, *, step: int | None, steps: int, seed: int) -> Audit:
@@ -80,12 +79,11 @@ def begin_audit(home: Path, *, step: int | None, steps: int, seed: int) -> Audit
             "train.keep (--max-checkpoints) keeps more of them",
             "RUN",
         )
-    is_exact = own_plan.compute.exact
     if step is not None:
         picks = [pick_named(step, rising, last)]
     else:
-        picks = pick_at_random(steps, rising, last, is_exact=is_exact, seed=seed)
-    return Audit(run, own_plan, is_exact, picks, starts)
+        picks = pick_at_random(steps, rising, last, same_bits=own_plan.same_bits, seed=seed)
+    return Audit(run, own_plan, picks, starts)
 
 
 def _starts(run: Run, events: Sequence[Event]) -> dict[int, Start]:

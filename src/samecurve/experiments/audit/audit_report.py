@@ -22,7 +22,7 @@ COLUMNS = [
 
 
 def head(under: Audit, here: Plan) -> str:
-    how = "bit for bit" if under.is_exact else f"tolerance {under.tolerance:g}"
+    how = "bit for bit" if under.plan.same_bits else f"tolerance {under.tolerance:g}"
     what = (
         f"audit  {under.run.home}: {counted(len(under.picks), 'step')} of its journal, trained anew"
         f" on {_devices(here)}; loss and norm {how}"
@@ -47,7 +47,7 @@ def conclusion(under: Audit, results: Sequence[Audited]) -> str:
     bad = [one for one in results if one.verdict != "PASS"]
     if bad:
         return f"FAIL   {len(bad)} of {counted(len(results), 'step')} did not come out again"
-    if under.is_exact:
+    if under.plan.same_bits:
         return f"PASS   replayable: {counted(len(results), 'step')} came out again to the last bit"
     return (
         f"PASS   replayable to {under.tolerance:g}: {counted(len(results), 'step')} came out again;"
@@ -90,7 +90,7 @@ def as_json(
     if under:
         values = {
             "run": str(under.run.home),
-            "exact": under.is_exact,
+            "exact": under.plan.same_bits,
             "tolerance": under.tolerance,
             "here": list(different),
             "steps": [

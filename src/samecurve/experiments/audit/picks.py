@@ -39,13 +39,13 @@ def pick_named(step: int, starts: Sequence[int], last: int) -> Pick:
 
 
 def pick_at_random(
-    number: int, starts: Sequence[int], last: int, *, is_exact: bool, seed: int
+    number: int, starts: Sequence[int], last: int, *, same_bits: bool, seed: int
 ) -> list[Pick]:
     """Some steps, each of which follows a start closely enough.
 
-    is_exact: otherwise they follow it at once, since rounding grows from step to step
+    same_bits: otherwise they follow it at once, since rounding grows from step to step
     """
-    most = MOST_STEPS if is_exact else _NEAR
+    most = MOST_STEPS if same_bits else _NEAR
     ends = [*starts[1:], last]
     near = [
         Pick(start, step)

@@ -158,7 +158,7 @@ def _core_notes(bench: Bench, base: Row, measured: Sequence[Row]) -> list[str]:
             f"cpu    ranks share {cores} cores, {_thread_counts(measured)}: a speed-up is bounded"
             f" by cores, here by {bound:.3g}. This shows what sharing out costs, not how GPUs scale"
         )
-        if not (bench.config.devices.threads or bench.config.train.is_exact):
+        if not (bench.config.devices.threads or bench.config.train.asks_same_bits):
             note += "; --set devices.threads=1 gives each rank of every layout one thread"
     crowded = [row["layout"] for row in measured if row["world"] > cores]
     if not crowded:

@@ -1,8 +1,8 @@
 """Compare two runs: are they equal to the last bit, and if not, where do they part?
 
 The comparison reads files of runs: every step's loss and gradient norm in full precision, hashes of
-the state's arrays (train.exact), and the arrays of the last step at which both runs saved. Nothing
-is trained, and live runs may be compared.
+the state's arrays (train.hash_every), and the arrays of the last step at which both runs saved.
+Nothing is trained, and live runs may be compared.
 """
 
 from array import array
@@ -109,10 +109,10 @@ def compare(first: Path, second: Path) -> Comparison:
     return comparison
 
 
-def exact_lines(records: Sequence[RunRecord]) -> list[str]:
-    """Whether runs with train.exact are equal to the last bit: the first against each other one.
+def bits_lines(records: Sequence[RunRecord]) -> list[str]:
+    """Whether runs are equal to the last bit: the first one against each other.
 
-    []: a run is not exact, or there is only one.
+    []: a run's bits follow its devices, or there is only one run.
     """
     first, *others = records
     if not all(record.plan_json.get("exact") for record in records):

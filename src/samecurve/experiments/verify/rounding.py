@@ -1,6 +1,6 @@
 """How fast a model carries rounding on: two runs on one device, of which one begins with the last
 digit of one weight changed. Layouts round in other ways than one device, so their curves diverge as
-fast, unless every bit is kept (train.exact).
+fast, unless every bit is kept.
 """
 
 import time
@@ -16,7 +16,7 @@ from samecurve.checkpoint.format import load, make_manifest, write_pieces
 from samecurve.checkpoint.manifest import MANIFEST, name_of, read_manifest
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.system.files import write_json
-from samecurve.errors import UserError
+from samecurve.errors import ASK_SAME_BITS, UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
@@ -88,7 +88,7 @@ def rounding_line(rounding: Rounding) -> str:
         )
     return (
         f"round  {what} changes the loss by {rounding.difference:.1e} at step {rounding.carried}:"
-        " runs in other layouts part as fast; --exact keeps every bit"
+        f" runs in other layouts part as fast; {ASK_SAME_BITS} keeps every bit"
     )
 
 

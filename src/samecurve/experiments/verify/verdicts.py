@@ -71,7 +71,7 @@ def _reference(runner: LayoutRunner, layout: Layout) -> Trajectory:
 def _check_layout(runner: LayoutRunner, layout: Layout) -> None:
     """Check a layout. UserError: it can't be planned, or has more legs than steps."""
     for leg in layout.legs:
-        if runner.exact and leg.engine != layout.engine:
+        if runner.same_bits and leg.engine != layout.engine:
             raise UserError(
                 f"layout {layout}: the two engines compute with different kernels, so their bits"
                 " differ",

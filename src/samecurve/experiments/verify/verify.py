@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.feature_list import spec_of
-from samecurve.core.planning.exact import why_not_sharded
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.same_bits import why_not_sharded
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
-from samecurve.experiments.layout_runner import LayoutRunner, on_one_device, with_exact_settled
+from samecurve.experiments.layout_runner import LayoutRunner, on_one_device, with_bits_settled
 from samecurve.experiments.layouts import Layout, default_bits, default_layouts, parse_layout
 from samecurve.experiments.scratch import scratch
 from samecurve.experiments.verify.rounding import Rounding, measure_rounding, rounding_line
@@ -57,9 +57,9 @@ def verify(
     kind = "cuda" if has_gpus else "cpu"
     parts = [] if layout_list is None else layout_list.split(",")
     named = [parse_layout(part) for part in parts]
-    config = _with_exact_settled(config, machine, facts, kind, named)
-    exact = config.train.is_exact
-    tolerance = 0.0 if exact else tolerance
+    config = _with_bits_settled(config, machine, facts, kind, named)
+    same_bits = config.train.asks_same_bits
+    tolerance = 0.0 if same_bits else tolerance
     layouts = named or _default_layouts(config, facts, kind, machine)
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
         # refuses an engine for which the task has no model
@@ -85,7 +85,7 @@ def verify(
     if as_json:
         echo(report_json(runner, tolerance, verdicts, left_out, carried))
     lines = [f"left out: {line}" for line in left_out]
-    show("\n".join([*lines, conclusion(verdicts, exact=exact)]))
+    show("\n".join([*lines, conclusion(verdicts, bits=same_bits)]))
     return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1
 
 
@@ -94,30 +94,31 @@ def _shown(
 ) -> list[Verdict]:
     """Train the layouts, and show each verdict as soon as it is there."""
     verdicts: list[Verdict] = []
-    columns_of_table = columns(layouts, exact=runner.exact)
+    columns_of_table = columns(layouts, bits=runner.same_bits)
     for verdict in compare_layouts(runner, layouts, tolerance):
         if not verdicts:
             show(head(runner, layouts, tolerance))
-        show(row(verdict, columns_of_table, exact=runner.exact))
+        show(row(verdict, columns_of_table, bits=runner.same_bits))
         verdicts.append(verdict)
     return verdicts
 
 
-def _with_exact_settled(
+def _with_bits_settled(
     config: Config, machine: Machine, facts: Facts, kind: str, named: Sequence[Layout]
 ) -> Config:
-    """The config with what the plan of one device chooses in place of train.exact: auto; not exact
-    where one of the named layouts can't be.
+    """The config with what the plan of one device chooses where the config leaves the bits
+    to it; bits may follow the devices where one of the named layouts lets them.
     """
-    if not config.train.plan_chooses_exact:
+    if not config.train.plan_chooses_bits:
         return config
     legs = [leg for layout in named for leg in layout.legs]
     if any(leg.accumulation_steps or "tree" not in leg.spec.reducers for leg in legs):
-        return config.with_values(train={"exact": False})
+        return config.with_bits(same=False)
     alone = on_one_device(config, kind)
-    settled = with_exact_settled(alone, machine, facts)
-    batch = {"per_device": settled.batch.per_device} if settled.train.is_exact else {}
-    return config.with_values(train={"exact": settled.train.exact}, batch=batch)
+    settled = with_bits_settled(alone, machine, facts)
+    if settled.train.asks_same_bits:
+        config = config.with_values(batch={"per_device": settled.batch.per_device})
+    return config.with_bits(same=settled.train.asks_same_bits)
 
 
 def _measured(runner: LayoutRunner, steps: int) -> Rounding:
@@ -129,7 +130,7 @@ def _measured(runner: LayoutRunner, steps: int) -> Rounding:
 
 
 def _tolerance(config: Config) -> float:
-    if config.train.is_exact:
+    if config.train.asks_same_bits:
         return 0.0
     tolerance = TOLERANCE.get(config.train.precision)
     if tolerance is None:
@@ -158,7 +159,7 @@ def _default_layouts(config: Config, facts: Facts, kind: str, machine: Machine) 
         if not missing_libraries(engine) and (engine == config.engine or engine not in unfit)
     ]
     num_devices = _CPU_RANKS if kind == "cpu" else len(machine.devices)
-    if config.train.is_exact:
+    if config.train.asks_same_bits:
         layouts = default_bits(num_devices, engines)
     else:
         layouts = default_layouts(num_devices, engines, accumulates=not facts.coupled)
@@ -171,7 +172,7 @@ def _why_not_sharded(config: Config, facts: Facts) -> str:
     """Why the optimizer can't update shards; empty: it can."""
     if facts.updates.user_optimizer and not facts.updates.user_optimizer.elementwise:
         return f"{facts.updates.user_optimizer.by} is not said to be elementwise"
-    return why_not_sharded(config.optimizer, facts) if config.train.is_exact else ""
+    return why_not_sharded(config.optimizer, facts) if config.train.asks_same_bits else ""
 
 
 def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine) -> list[str]:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from samecurve.errors import ASK_SAME_BITS
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.experiments.layouts import Layout
 from samecurve.experiments.verify.rounding import Rounding, rounding_json
@@ -16,7 +17,7 @@ from samecurve.units import show_seconds
 # a limit of comparisons over a few steps, and its remedy
 _ROUNDING = (
     "note   in f32 and below, last digits follow the layout, and long training carries them on:"
-    " --exact keeps every bit (docs/guarantees.md#why)"
+    f" {ASK_SAME_BITS} keeps every bit (docs/guarantees.md#why)"
 )
 
 
@@ -26,17 +27,17 @@ def head(runner: LayoutRunner, layouts: Sequence[Layout], tolerance: float) -> s
         f"verify {runner.steps} steps of {runner.global_batch_size} samples in"
         f" {runner.config.train.precision} on {devices}"
     )
-    if runner.exact:
+    if runner.same_bits:
         compared = "losses, norms, parameters and optimizer state, bit for bit against one device"
     else:
         compared = f"largest relative difference to one device, tolerance {tolerance:g}"
-    titles = table_text(columns(layouts, exact=runner.exact), [])
+    titles = table_text(columns(layouts, bits=runner.same_bits), [])
     return f"{what}; {compared}\n{titles}".rstrip()
 
 
-def columns(layouts: Sequence[Layout], *, exact: bool) -> list[Column]:
+def columns(layouts: Sequence[Layout], *, bits: bool) -> list[Column]:
     """The columns of the table. Their widths are fixed, since rows are shown as they come."""
-    if exact:
+    if bits:
         compared = [Column("hash of the last state")]
     else:
         compared = [
@@ -52,10 +53,10 @@ def columns(layouts: Sequence[Layout], *, exact: bool) -> list[Column]:
     ]
 
 
-def row(verdict: Verdict, columns: Sequence[Column], *, exact: bool) -> str:
+def row(verdict: Verdict, columns: Sequence[Column], *, bits: bool) -> str:
     """A row of the table, with a line below it that names the culprit, if there is one."""
     first = "-" if verdict.first_step is None else str(verdict.first_step)
-    if exact:
+    if bits:
         compared = [verdict.hash[:16]]
     else:
         differences = (verdict.loss, verdict.grad_norm, verdict.parameters)
@@ -67,14 +68,14 @@ def row(verdict: Verdict, columns: Sequence[Column], *, exact: bool) -> str:
     return text
 
 
-def conclusion(verdicts: Sequence[Verdict], *, exact: bool) -> str:
+def conclusion(verdicts: Sequence[Verdict], *, bits: bool) -> str:
     failed = [verdict.layout for verdict in verdicts if verdict.verdict != "PASS"]
     if failed:
         return (
             f"FAIL   {len(failed)} of {len(verdicts)} layouts differ from one device:"
             f" {', '.join(failed)}"
         )
-    if exact:
+    if bits:
         return f"PASS   all {len(verdicts)} layouts give the bits of one device"
     worst = max(verdict.worst for verdict in verdicts)
     return (
@@ -95,7 +96,7 @@ def as_json(
         "steps": runner.steps,
         "batch": runner.global_batch_size,
         "dtype": runner.config.train.precision,
-        "bits": runner.exact,
+        "bits": runner.same_bits,
         "tolerance": tolerance,
         "layouts": [_verdict_json(verdict) for verdict in verdicts],
         "left_out": list(left_out),

@@ -114,13 +114,15 @@ class BalanceFeature(Feature[BalanceFields, None]):
                 " LayerNorm)",
             )
 
-    def split(self, config: Config, facts: Facts, even: BatchSplit) -> Decision[BatchSplit] | None:
+    def split(
+        self, config: Config, facts: Facts, even: BatchSplit, *, may_cut: bool
+    ) -> Decision[BatchSplit] | None:
         balance, speeds = balance_of(config), facts.measured.speeds
         if not isinstance(balance, str):
             speeds = Speeds(devices=tuple(Speed(0.0, 1 / speed) for speed in balance))
         if speeds is None or not speeds.devices:
             return None
-        return choose_uneven_split(speeds, even, may_cut=not config.train.is_exact)
+        return choose_uneven_split(speeds, even, may_cut=may_cut)
 
     def decide(self, _planned: Planned) -> Decision[None]:
         return Decision(None)

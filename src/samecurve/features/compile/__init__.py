@@ -46,7 +46,7 @@ class Compile(Feature[CompileFields, bool]):
         if blocks > 1:
             parts = f"{blocks} blocks, one program for all that are alike"
         reason = f"{parts}; the first steps, and the first of each other shape, take longer"
-        if planned.config.train.is_exact:
+        if planned.compute.deterministic:
             reason += "; every rank compiles the same programs, which is checked"
         return Decision(True, {"compile": reason})
 

@@ -8,7 +8,7 @@ from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.core.planning.layout import Layout
 from samecurve.core.strategies import StrategySpec
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
 
 KEY = "devices.compress"
 Compress = Literal["none", "bf16", "fp16", "powersgd"]
@@ -47,12 +47,9 @@ class CompressedSums(Feature[CompressFields, str]):
                 "leave --compress out, or --dtype f32",
                 KEY,
             )
-        if config.train.is_exact:
-            raise NotExactError(
-                f"train.exact: compress {how} rounds what each device sends",
-                "leave --compress out",
-                KEY,
-            )
+
+    def not_same_bits(self, config: Config) -> str:
+        return f"compress {self.fields_of(config).compress} rounds what each device sends"
 
     def decide(self, planned: Planned) -> Decision[str | None]:
         how = self.fields_of(planned.config).compress

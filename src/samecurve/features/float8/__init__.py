@@ -6,7 +6,7 @@ from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.core.planning.compute import choose_precision
 from samecurve.core.planning.layout import Layout
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
 
 KEY = "train.float8"
 
@@ -34,9 +34,6 @@ class Float8(Feature[Float8Fields, bool]):
 
     def check(self, config: Config, layout: Layout | None) -> None:
         """UserError: there are no products in eight bits."""
-        if config.train.is_exact:
-            cause = f"{KEY}: it rounds, which train.exact is there to rule out"
-            raise NotExactError(cause, "leave it out", KEY)
         if layout is None:
             return
         device = layout.devices[0]
@@ -51,6 +48,10 @@ class Float8(Feature[Float8Fields, bool]):
             if is_so:
                 remedy = "--dtype bf16" if "bf16" in why else "leave it out"
                 raise UserError(f"{KEY}: {why}", remedy, KEY)
+
+    def not_same_bits(self, config: Config) -> str:
+        del config
+        return f"{KEY} rounds products to eight bits"
 
     def decide(self, planned: Planned) -> Decision[bool | None]:
         """UserError: the model has no layer to convert."""

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Precision, Section
+from samecurve.core.config.section import Section
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
+from samecurve.core.planning.compute import Compute
 from samecurve.core.planning.layout import Layout
+from samecurve.errors import SAME_BITS
 
 # of cuDNN's kernel, as jax checks them
 _LARGEST_HEAD, _HEADS_OF = 128, 8
@@ -31,22 +33,22 @@ class FusedAttention(Feature[Section, bool]):
     hooks = ("jax",)
 
     def decide(self, planned: Planned) -> Decision[bool | None]:
-        layout, precision = planned.layout, planned.precision
+        layout, compute = planned.layout, planned.compute
         if layout.engine != "jax":
             return Decision(None)
         head = self.facts_of(planned.facts).attention_head
-        lacking = _lacking(head, layout, precision, exact=planned.config.train.is_exact)
+        lacking = _lacking(head, layout, compute)
         if lacking:
             reason = f"keeps its scores for the backward pass: {lacking}"
             return Decision(None, {"attention": reason})
         reason = (
-            f"cuDNN's fused kernel ({precision}, heads of {head}); memory is planned as"
+            f"cuDNN's fused kernel ({compute.precision}, heads of {head}); memory is planned as"
             " if scores were kept. --dtype f32 leaves the kernel out"
         )
         return Decision(True, {"attention": reason})
 
 
-def _lacking(head: int, layout: Layout, precision: Precision, *, exact: bool) -> str:
+def _lacking(head: int, layout: Layout, compute: Compute) -> str:
     """What the fused kernel needs and does not get; '': nothing."""
     needs = "cuDNN's fused kernel is for"
     if any(device.kind != "cuda" for device in layout.devices):
@@ -54,10 +56,10 @@ def _lacking(head: int, layout: Layout, precision: Precision, *, exact: bool) ->
     old = [device for device in layout.devices if _is_old(device.capability)]
     if old:
         return f"{needs} GPUs from compute capability {_LEAST_CAPABILITY}.0 on, not {old[0].name}"
-    if precision not in _NARROW:
-        return f"{needs} bf16 and f16, not {precision}"
-    if exact:
-        return "train.exact keeps to kernels whose bits were compared"
+    if compute.precision not in _NARROW:
+        return f"{needs} bf16 and f16, not {compute.precision}"
+    if compute.deterministic:
+        return f"{SAME_BITS} keeps to kernels whose bits were compared"
     if head > _LARGEST_HEAD or head % _HEADS_OF:
         return f"{needs} heads of a multiple of {_HEADS_OF} up to {_LARGEST_HEAD}, not {head}"
     return ""

@@ -10,7 +10,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
 from samecurve.core.strategies import StrategySpec
-from samecurve.errors import NotExactError, UserError
+from samecurve.errors import UserError
 
 KEY = "devices.offload"
 
@@ -54,13 +54,13 @@ class Offload(Feature[OffloadFields, bool]):
                 "leave one of them out",
                 "devices.gather",
             )
-        if config.train.is_exact:
-            raise NotExactError(
-                f"train.exact: with {KEY} the host's CPU makes the updates, and it rounds in"
-                " another way than the devices",
-                f"--no-exact, or leave {KEY} out",
-                KEY,
-            )
+
+    def not_same_bits(self, config: Config) -> str:
+        del config
+        return (
+            f"with {KEY} the host's CPU makes the updates, and it rounds in another way than the"
+            " devices"
+        )
 
     def decide(self, _planned: Planned) -> Decision[bool | None]:
         return Decision(True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.errors import FaultyDeviceError, RunError
+from samecurve.errors import ASK_SAME_BITS, FaultyDeviceError, RunError
 from samecurve.features.sentinel import SentinelRule
 from samecurve.units import join_words, some
 
@@ -219,12 +219,12 @@ class CheckedGradient:
         return f"{word}s {names}"
 
     def _remedy(self, finding: Finding) -> str:
-        exact = self.plan.compute.exact
+        repeats = self.plan.compute.deterministic
         if finding.kind == "not deterministic":
             kernels = (
                 "a kernel of your own, or a library's, adds in no fixed order (docs/sentinel.md)"
-                if exact
-                else "--exact takes kernels that give the same bits each time"
+                if repeats
+                else f"{ASK_SAME_BITS} takes kernels that give the same bits each time"
             )
             return (
                 "no device is suspect: a kernel that gives other bits each time does so on every"
@@ -242,7 +242,7 @@ class CheckedGradient:
             "another start goes on from the last save. One such event may be chance; if"
             f" {self._named(finding.suspects)} is named again, look at {where}, and leave it out."
             " If the name changes from time to time, suspect a kernel that adds in no fixed order"
-            + ("" if exact else ": --exact takes others")
+            + ("" if repeats else f": {ASK_SAME_BITS} takes others")
         )
 
     def _where_to_look(self, suspects: Sequence[int]) -> str:

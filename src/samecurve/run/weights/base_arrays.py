@@ -17,7 +17,7 @@ from samecurve.run.weights.foreign_weights import SourceArray
 from samecurve.run.weights.initial_weights import fitting_arrays
 from samecurve.run.weights.opened_checkpoint import ArrayView, Weights
 from samecurve.tasks import open_task
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _PREFIX = "model/"
 
@@ -32,7 +32,7 @@ def base_weights(run: Run, task: object, config: Config) -> Checkpoint | None:
     base = Base.kept_by(run)
     if base is None:
         return None
-    opened = task if isinstance(task, EngineAdapter) else open_task(config, cache_home())
+    opened = task if isinstance(task, TaskAdapter) else open_task(config, cache_home())
     arrays, _ = fitting_arrays(Path(base.path), config, opened.model_arrays(), opened.task)
     return Checkpoint(
         path=base.path, step=0, epoch=0, consumed=0, arrays=_SourceArrays(arrays), loop={}

@@ -34,7 +34,7 @@ class SourceArray:
 
     dtype: str  # in its file
     shape: tuple[int, ...]  # as in a checkpoint
-    read: Callable[[], NDArray[Any]]  # reads its exact values
+    read: Callable[[], NDArray[Any]]  # reads its values
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from samecurve.run.trust import check_trusted
 from samecurve.tasks import Tasks, entry_of
 
 if TYPE_CHECKING:  # its engine is imported late
-    from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+    from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _PREFIX = "model/"
 _DIGEST = "frozen/sha256"
@@ -101,7 +101,7 @@ class OpenedCheckpoint:
         return load_of_run(self.run.document_for_use(), Tasks()).config
 
     @cached_property
-    def task(self) -> "EngineAdapter":
+    def task(self) -> "TaskAdapter":
         """The run's task, opened to use its model."""
         entry = entry_of(self.config.task)
         return entry.open_trained(self.config, cache_home(), self.run.assets)

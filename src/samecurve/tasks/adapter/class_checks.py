@@ -9,29 +9,26 @@ from typing import Any
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
 from samecurve.tasks.adapter.data_kinds import parameters_of
+from samecurve.tasks.adapter.members import check_names, check_signatures, other_trainers
 from samecurve.tasks.protocol import MEMBERS, TaskMethods
 
-NEEDED = {name: MEMBERS[name] for name in ("model", "loss", "train_data")}
 _WHOLE_BATCH = {name: MEMBERS[name] for name in ("features", "batch_loss")}  # in place of loss()
 
 
-def check_methods(task: object, name: str, needed: Mapping[str, str], *, is_users: bool) -> None:
-    """UserError: a method is missing, or hidden, or of another form.
+def check_class(task: object, methods: TaskMethods, name: str, needed: Mapping[str, str]) -> None:
+    """UserError: a member is missing, hidden or mistaken, or of another form than MEMBERS says.
 
     name: the class's name
     needed: methods that every such class has, and how they are written
-    is_users: whether a user wrote the class, and may have mistaken names and signatures
     """
     _check_hidden(task, name)
     _check_needed(task, name, needed)
-    if is_users:
-        from samecurve.tasks.adapter.members import check_names, check_signatures
-
-        check_names(task, name)
-        check_signatures(task, name)
+    check_names(task, name)
+    check_signatures(task, name)
+    _check_attributes(methods, name)
 
 
-def check_attributes(methods: TaskMethods, name: str) -> None:
+def _check_attributes(methods: TaskMethods, name: str) -> None:
     """UserError: a value of the class has another form than MEMBERS says."""
     functions = {
         "optimizer": "optimizer(self, params) brings an optimizer",
@@ -87,8 +84,6 @@ def _check_needed(task: object, name: str, needed: Mapping[str, str]) -> None:
     missing = [method for method in needed if not callable(getattr(task, method, None))]
     if not missing:
         return
-    from samecurve.tasks.adapter.members import other_trainers
-
     there = [member for member in dir(task) if not member.startswith("__")]
     hints = [hint for method in missing if (hint := suggest(method, there))]
     hints += [f"{method}() is called by other trainers" for method in other_trainers(task)]

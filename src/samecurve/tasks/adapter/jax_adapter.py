@@ -28,14 +28,15 @@ from samecurve.jax_engine.model import (
     param_shapes,
 )
 from samecurve.jax_engine.sample_numbers import with_numbers, with_trial_keys
-from samecurve.tasks.adapter.class_checks import NEEDED
-from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
+from samecurve.tasks.adapter.opened_class import NEEDED
+from samecurve.tasks.adapter.returned import FEATURES, spec_of
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _COMPUTE = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind
 
 
-class JaxAdapter(EngineAdapter):
+class JaxAdapter(TaskAdapter):
     engine = "jax"
     needed: ClassVar[Mapping[str, str]] = {
         **NEEDED,
@@ -48,15 +49,11 @@ class JaxAdapter(EngineAdapter):
     @property
     def leave_out(self) -> Callable[[Arrays, jax.Array], Arrays] | None:
         """The class's own way to leave rows out of a whole microbatch; None: row by row."""
-        return self.methods.leave_out
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the class is one of this program's."""
-        return self._file is None
+        leave_out: Callable[[Arrays, jax.Array], Arrays] | None = self.methods.leave_out
+        return leave_out
 
     def describe_model(self) -> Mapping[str, Any]:
-        with jax.enable_x64(self._config.train.precision == "f64"):
+        with jax.enable_x64(self.config.train.precision == "f64"):
             model = abstract_model(self.model)
         self._refuse(model)
         self._check_engine_serves_class()
@@ -67,13 +64,13 @@ class JaxAdapter(EngineAdapter):
         params = sum(sizes.values())
         if not params:
             remedy = "nnx.Params, in the module or its children"
-            raise self._wrong("model", "has no parameter to train", remedy)
+            raise self.wrong("model", "has no parameter to train", remedy)
         parts = [
             sum(map(_scalars, jax.tree.leaves(nnx.state(block, nnx.Param))))
             for block in blocks(model) or [model]
         ]
         return {
-            **self._config.optimizer.rules.describe(sizes),
+            **self.config.optimizer.rules.describe(sizes),
             "params": params,
             "blocks": len(parts),
             "block_params": max(parts),
@@ -105,20 +102,19 @@ class JaxAdapter(EngineAdapter):
     def model(self) -> nnx.Module:
         """The class's model, its generators begun at the run's seed."""
         build = self.methods.model
-        assert build is not None
         takes = inspect.signature(build).parameters
-        if self._config.train.precision in {"bf16", "f16"} and "dtype" not in takes:
-            raise self._wrong(
+        if self.config.train.precision in {"bf16", "f16"} and "dtype" not in takes:
+            raise self.wrong(
                 "model",
-                f"can't be told to compute in {self._config.train.precision}",
+                f"can't be told to compute in {self.config.train.precision}",
                 "def model(self, dtype): and dtype=dtype for its layers, whose parameters stay in"
                 " float32; or --dtype f32",
             )
-        random.seed(self._config.train.seed)
-        np.random.seed(self._config.train.seed % 2**32)
+        random.seed(self.config.train.seed)
+        np.random.seed(self.config.train.seed % 2**32)
         arguments = {
-            "dtype": _COMPUTE[self._config.train.precision],
-            "rngs": nnx.Rngs(self._config.train.seed),
+            "dtype": _COMPUTE[self.config.train.precision],
+            "rngs": nnx.Rngs(self.config.train.seed),
         }
         arguments = {name: value for name, value in arguments.items() if name in takes}
         with self.calling("model"):
@@ -136,7 +132,7 @@ class JaxAdapter(EngineAdapter):
                 f"{type(model).__name__}(...), rngs=rngs).lazy_init(rows), where rows is an array"
                 " like those that loss() passes to the model; or write it with flax.nnx"
             )
-        raise self._wrong("model", cause, remedy)
+        raise self.wrong("model", cause, remedy)
 
     def check_loss(self, loss: object, what: str) -> None:
         if not isinstance(loss, Mean):
@@ -152,10 +148,10 @@ class JaxAdapter(EngineAdapter):
 
     def check_features(self, features: object) -> None:
         if not isinstance(features, Mapping) or not features:
-            raise self._wrong("features", f"returns {type(features).__name__}", FEATURES)
+            raise self.wrong("features", f"returns {type(features).__name__}", FEATURES)
         for name, feature in features.items():
             if not jnp.ndim(feature):
-                raise self._wrong("features", f'gives "{name}" as one number', FEATURES)
+                raise self.wrong("features", f'gives "{name}" as one number', FEATURES)
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         specs: dict[str, Mean] = {}
@@ -172,7 +168,7 @@ class JaxAdapter(EngineAdapter):
 
     def load(self, weights: StoredArrays) -> nnx.Module:
         """The model with these weights, by a checkpoint's names, in eval mode."""
-        train = self._config.train
+        train = self.config.train
         with jax.enable_x64(train.precision == "f64"):
             opened, initial = open_model(self, train.precision, train.seed)
             check_weights(

@@ -19,7 +19,7 @@ from torch import nn
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import START
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import kept, rows_as_tensors, unfused
 from samecurve.torch_engine.model.counted_work import TooManyOperationsError, WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
@@ -52,7 +52,7 @@ class _Work:
 
 
 def work_facts(
-    adapter: EngineAdapter, config: Config, model: nn.Module, tried: WorkCounter | None
+    adapter: TaskAdapter, config: Config, model: nn.Module, tried: WorkCounter | None
 ) -> dict[str, Any]:
     """The fields of Facts about the work of a sample, as far as the class does not tell it itself.
 
@@ -76,7 +76,7 @@ def work_facts(
 
 
 def _count(
-    adapter: EngineAdapter, config: Config, model: nn.Module, tried: WorkCounter | None
+    adapter: TaskAdapter, config: Config, model: nn.Module, tried: WorkCounter | None
 ) -> _Work:
     if adapter.prepare is not None:
         raise _UnknownWorkError("prepare() makes files that its rows need")
@@ -99,7 +99,7 @@ def _check(work: WorkCounter) -> None:
         raise _UnknownWorkError("the loss has no product of matrices and no convolution")
 
 
-def _count_without_values(adapter: EngineAdapter, config: Config, *, is_frozen: bool) -> _Work:
+def _count_without_values(adapter: TaskAdapter, config: Config, *, is_frozen: bool) -> _Work:
     """Count rows one by one, or two by two where the code refuses a single row."""
     rows = adapter.train_data()
     ids = np.array(rows.alike[:2])
@@ -132,7 +132,7 @@ def _count_without_values(adapter: EngineAdapter, config: Config, *, is_frozen: 
 
 
 def _passes(
-    adapter: EngineAdapter, config: Config, microbatches: Sequence[Ids], *, is_frozen: bool
+    adapter: TaskAdapter, config: Config, microbatches: Sequence[Ids], *, is_frozen: bool
 ) -> list[tuple[WorkCounter, int]]:
     """The work of each of these microbatches, and how many samples it has.
 
@@ -155,7 +155,7 @@ def _passes(
 
 
 @contextmanager
-def without_values(adapter: EngineAdapter, seed: int) -> Iterator["FakeTensorMode"]:
+def without_values(adapter: TaskAdapter, seed: int) -> Iterator["FakeTensorMode"]:
     """Tensors that are made in this block have shapes, and no values. Afterwards the task and all
     generators are as before.
     """
@@ -179,7 +179,7 @@ def emptied(mode: "FakeTensorMode", rows: Mapping[str, torch.Tensor]) -> dict[st
     return {name: mode.from_tensor(tensor) for name, tensor in rows.items()}
 
 
-def total_of(adapter: EngineAdapter, returned: Any) -> torch.Tensor:
+def total_of(adapter: TaskAdapter, returned: Any) -> torch.Tensor:
     """A number from which a backward pass goes through all that loss() or features() returned."""
     if adapter.whole_batch:
         parts = [feature.sum() for feature in returned.values() if feature.requires_grad]
@@ -189,7 +189,7 @@ def total_of(adapter: EngineAdapter, returned: Any) -> torch.Tensor:
 
 
 def _pass(
-    adapter: EngineAdapter,
+    adapter: TaskAdapter,
     model: nn.Module,
     rows: Mapping[str, torch.Tensor],
     count: int,

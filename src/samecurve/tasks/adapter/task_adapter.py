@@ -1,143 +1,75 @@
-"""A task as far as no engine is needed: its data, its schedule, what plan() must know.
+"""A task as engines see it (core.protocols.Task), made from a class as people write it.
 
-engine_adapter.py adds the model; together they are what engines see (core.protocols.Task).
+TaskAdapter fills in what the class leaves out, and checks each time what its methods return.
+torch_adapter.py and jax_adapter.py add the model. TaskAdapter itself serves the part of a task that
+needs no engine: its data, its schedule, what plan() must know.
 """
 
-import inspect
 import math
-import random
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from samecurve.core.config.document import suggest
-from samecurve.core.config.sections import Config, section_argument
-from samecurve.core.planning.facts import Facts
-from samecurve.core.protocols import Initial, Part
-from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.adapter.class_checks import check_attributes, check_methods, read_phases
-from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.protocol import MEMBERS, ExportedFile, Method, TaskMethods
-from samecurve.tasks.user_class.user_errors import UserCall, calling
+from samecurve.core.determinism.mean import Mean
+from samecurve.core.evaluation import EvalSums, Metric, SumSpec, SumSpecs
+from samecurve.core.planning.facts import DescribedArrays, Facts
+from samecurve.core.protocols import (
+    START,
+    WHOLE,
+    Arrays,
+    Initial,
+    Part,
+    Progress,
+    Sample,
+    StoredArrays,
+)
+from samecurve.errors import UserError
+from samecurve.tasks.adapter.opened_class import OpenedClass
+from samecurve.tasks.adapter.returned import (
+    check_metrics,
+    check_named,
+    parts_of,
+    shown,
+    totals_of,
+)
+from samecurve.tasks.protocol import Method
 
 if TYPE_CHECKING:
-    from samecurve.tasks.adapter.columns import Collation
+    from numpy.typing import NDArray
+
+    from samecurve.tasks.adapter.own_schedule import OwnSchedule
 
 
-class TaskAdapter:
-    """A task's object, made from its class, with its data open.
+class TaskAdapter(OpenedClass):
+    """A task, made from its class, with its data open."""
 
-    task_class: as people write it (tasks/protocol.py)
-    config: the whole config
-    cache: a directory where the task may keep what it prepares
-    assets: the files that a run keeps of its task, where the task is opened to use a trained
-        model; a class whose __init__ asks for them is then opened without its data
-    file: the user's file, whose lines its errors name; None: the code is ours
+    engine: ClassVar[str] = ""  # the engine that has the model; '': none
 
-    task: the object itself
-    methods: its members, looked up once
-    phases: the patterns of parameters that each phase of a step trains; empty: one update a step
-    """
-
-    needed: ClassVar[Mapping[str, str]] = {"train_data": MEMBERS["train_data"]}
-
-    def __init__(
-        self,
-        task_class: type,
-        config: Config,
-        cache: Path | str,
-        *,
-        assets: Path | None = None,
-        file: Path | None = None,
-    ) -> None:
-        self.name, self._file, self._config = task_class.__name__, file, config
-        self._train: Rows | None = None
-        self._held_out: Rows | None = None
-        self._test: Rows | None = None
-        arguments = {
-            "model": section_argument(config.model),
-            "data": section_argument(config.data),
-            "cache": Path(cache),
-            "assets": assets,
-            "engine": config.engine,
-            "seed": config.train.seed,
-        }
-        with _seeded(config.train.seed):
-            with self.calling("__init__"):
-                self.task = _instance(task_class, arguments)
-            check_methods(self.task, self.name, self.needed, is_users=file is not None)
-            self.methods = TaskMethods.of(self.task)
-            self.phases = read_phases(self.methods, self.name)
-            check_attributes(self.methods, self.name)
-            self._loss_worked = False
-            steps = ("loss", "features", "batch_loss", "metrics")
-            self._loss, self._features, self._batch_loss, self._metrics = map(self._call_of, steps)
-            if assets is None or "assets" not in inspect.signature(task_class).parameters:
-                self._train = self._rows("train_data")
-                self._held_out = self._rows("eval_data")
-                self._test = self._rows("test_data")
-
-    def _call_of(self, method: str) -> UserCall:
-        """The call of a method. Once a loss has worked, an error is the run's (RunError)."""
-        return UserCall(
-            getattr(self.methods, method),
-            f"{self.name}.{method}()",
-            file=self._file,
-            kind=lambda: RunError if self._loss_worked else UserError,
-            phases=self.phases,
-        )
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the class is this program's own, whose errors are not explained as a user's."""
-        return self._file is None
-
-    @property
+    @cached_property
     def whole_batch(self) -> bool:
         """Whether the class has a loss over the whole batch's features in place of loss()."""
         return self.methods.batch_loss is not None
 
-    def _rows(self, method: str) -> Rows | None:
-        """The data that one of the class's methods gives; None: it has none."""
-        with self.calling(method):
-            data = getattr(self.methods, method)()
-            if data is None and method != "train_data":
-                return None
-            return Rows(data, f"{self.name}.{method}()", self._file, self._collation())
+    @property
+    def frozen_base(self) -> bool:
+        """Whether what the model does not train comes from elsewhere, and is not saved."""
+        return bool(self.methods.frozen_base)
 
-    def _collation(self) -> "Collation | None":
-        """How samples of unlike length become arrays. UserError: this engine can't have that."""
-        collate = self.methods.collate
-        if collate is None:
-            return None
-        name = f"{self.name}.collate()"
-        if self._config.engine == "jax":
-            raise UserError(
-                f"{name}: engine jax compiles its step for one shape of row, which padding by"
-                " microbatch would change from step to step",
-                "pad the rows to one length in the data, and take collate() out; or --engine torch",
-                "task",
-            )
-        from samecurve.tasks.adapter.columns import Collation
-
-        return Collation(collate, name)
+    # What plan() must know
 
     @cached_property
     def own_facts(self) -> Mapping[str, Any]:
         """The result of the class's own facts(). UserError: no plan asks for one of them."""
-        with self.calling("facts"):
-            own = dict(self.methods.facts())
+        own = dict(self.call("facts"))
         known = Facts.keys()
         for name in own:
             if name not in known:
                 near = suggest(str(name), sorted(known))
                 remedy = near or f"known: {', '.join(sorted(known))}"
-                raise self._wrong("facts", f"tells {name}, which no plan asks for", remedy)
+                raise self.wrong("facts", f"tells {name}, which no plan asks for", remedy)
         return own
 
     def facts(self) -> Facts:
@@ -150,9 +82,9 @@ class TaskAdapter:
         return Facts.of(
             **{
                 "samples": len(self.train_data()),
-                "eval_samples": len(self._held_out) if self._held_out else 0,
-                "test_samples": len(self._test) if self._test else 0,
-                "buckets": self._buckets(),
+                "eval_samples": len(self.rows.get("eval", ())),
+                "test_samples": len(self.rows.get("test", ())),
+                "buckets": {at: of.bucket_sizes for at, of in self.rows.items() if of.bucket_sizes},
                 "tokens_per_sample": 1,
                 "bytes_per_sample": None,
                 "flops_per_sample": None,
@@ -160,204 +92,33 @@ class TaskAdapter:
                 "whole_batch": self.whole_batch,
                 "frozen_base": self.frozen_base,
                 "fingerprint": self.fingerprint(),
-                "schedule": self._schedule_facts(),
+                "schedule": self.lr_factor.in_words() if self.lr_factor else "",
                 **self._model_facts(),
                 **self.own_facts,
             }
         )
 
-    def _buckets(self) -> Mapping[str, tuple[int, ...]]:
-        """The samples of each bucket, of the data whose rows lie in buckets."""
-        sources = {"train": self._train, "eval": self._held_out, "test": self._test}
-        return {
-            which: rows.bucket_sizes
-            for which, rows in sources.items()
-            if rows and rows.bucket_sizes
-        }
-
     def _model_facts(self) -> Mapping[str, Any]:
-        """The fields about the model that follow from told shapes; no blocks are known."""
+        """The fields about the model. Those that follow from told shapes know no blocks."""
+        if "arrays" not in self.own_facts:
+            return self.describe_model()
         buffers = self.own_facts.get("buffers", ())
-        sizes = {
-            name: math.prod(shape)
-            for name, shape in self.own_facts["arrays"].items()
-            if name not in buffers
-        }
-        groups = self._config.optimizer.rules.describe(sizes)
+        arrays = self.own_facts["arrays"].items()
+        sizes = {name: math.prod(shape) for name, shape in arrays if name not in buffers}
+        groups = self.config.optimizer.rules.describe(sizes)
         return {"params": sum(sizes.values()), "blocks": 0, **groups}
 
-    def check_rows(self) -> None:
-        """UserError: a row is not the same when it is read again.
-
-        Rows of our own tasks that have a fingerprint() are not read: our tests hold them.
-        """
-        if self._file is None and self.methods.fingerprint is not None:
-            return
-        sources = {
-            "train_data": self.train_data(),
-            "eval_data": self._held_out,
-            "test_data": self._test,
-        }
-        for method, rows in sources.items():
-            if rows is not None:
-                with self.calling(method):
-                    rows.check()
-
-    def fingerprint(self) -> str:
-        """The fingerprint of the training data: the class's own, or else the data's own.
-
-        Without either, a hash over the number of samples and up to 16 of them, spread over the
-        data. Code of a user has that hash beside its own fingerprint, so that each process tells
-        whether its rows are those of the plan. Rows whose files prepare() makes can't be read yet.
-        """
-        if self.methods.fingerprint is None:
-            with self.calling("train_data"):
-                own = self.train_data().fingerprint()
-        else:
-            with self.calling("fingerprint"):
-                own = str(self.methods.fingerprint())
-        if self._file is None or self.methods.prepare is not None:
-            return own
-        with self.calling("train_data"):
-            return self.train_data().with_rows(own)
-
-    def train_data(self) -> Rows:
-        assert self._train is not None, "opened to use a trained model, without data"
-        return self._train
-
-    def eval_data(self) -> Rows | None:
-        return self._held_out
-
-    def test_data(self) -> Rows | None:
-        return self._test
-
-    def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
-        """The class's rule for a parameter's first values; None: the module's own values.
-
-        UserError: what the class returns is no samecurve.Initial.
-        """
-        with self.calling("initial"):
-            initial = self.methods.initial(name, shape)
-        if initial is not None and not isinstance(initial, Initial):
-            cause = f"{self.name}.initial({name}) returns {type(initial).__name__}"
-            remedy = "samecurve.Initial(std, mean), or None to keep the module's own values"
-            raise UserError(cause, remedy, "task")
-        return initial
-
-    @property
-    def frozen_base(self) -> bool:
-        """Whether what the model does not train comes from elsewhere, and is not saved."""
-        return self.methods.frozen_base
-
-    @property
-    def init_module(self) -> Callable[[Any, Any], None] | None:
-        """The class's own first values of a module; None: it has no such method."""
-        method = self.methods.init_module
-        if method is None:
-            return None
-
-        def init_module(model: Any, module: Any) -> None:
-            with self.calling("init_module"):
-                method(model, module)
-
-        return init_module
-
-    @property
-    def prepare(self) -> Callable[[Any, Part], Iterator[tuple[int, int]]] | None:
-        """The class's own prepare(), which makes files that rows need; None: it has none."""
-        return self._prepare if self.methods.prepare is not None else None
-
-    @property
-    def prepared_files(self) -> str:
-        """What the files of prepare() hold, in words that follow "files"; '' if it is not said."""
-        return str(getattr(self.task, "prepared_files", ""))
-
-    def _prepare(self, device: Any, part: Part) -> Iterator[tuple[int, int]]:
-        assert self.methods.prepare is not None
-        with self.calling("prepare"):
-            yield from self.methods.prepare(device, part)
-
-    def export(self, model: Any, directory: Path) -> list[str]:
-        """Let the class write what belongs beside the weights. Returns lines for the user."""
-        with self.calling("export"):
-            return list(self.methods.export(model, directory) or [])
-
-    def export_hf(
-        self, tensors: Mapping[str, Any], directory: Path, dtype: str
-    ) -> tuple[dict[str, Any], list[str]]:
-        """The tensors under the Hugging Face names, and lines for the user.
-
-        The class must have export_hf().
-        """
-        assert self.methods.export_hf is not None
-        with self.calling("export_hf"):
-            renamed, lines = self.methods.export_hf(tensors, directory, dtype)
-            return dict(renamed), list(lines)
-
-    def export_adapter(
-        self, tensors: Mapping[str, Any], directory: Path
-    ) -> tuple[dict[str, Any], list[str]]:
-        """The tensors of the adapter alone under the names of peft, and lines for the user.
-
-        The class must have export_adapter().
-        """
-        assert self.methods.export_adapter is not None
-        with self.calling("export_adapter"):
-            renamed, lines = self.methods.export_adapter(tensors, directory)
-            return dict(renamed), list(lines)
-
-    def export_as(
-        self, form: str, tensors: Mapping[str, Any], directory: Path, dtype: str
-    ) -> ExportedFile:
-        """The weights in one of the class's own formats. The class must have export_as()."""
-        assert self.methods.export_as is not None
-        with self.calling("export_as"):
-            exported: ExportedFile = self.methods.export_as(form, tensors, directory, dtype)
-        return exported
-
-    def assets(self) -> Mapping[str, Path]:
-        """The files that a run keeps, by name, so that its model can be used later."""
-        with self.calling("assets"):
-            return dict(self.methods.assets())
-
-    def calling(
-        self, method: str, kind: type[SamecurveError] = UserError
-    ) -> AbstractContextManager[None]:
-        """Surround a call of a user's code: what it raises becomes an error that names its line."""
-        return calling(f"{self.name}.{method}()", self._file, kind)
-
-    def _wrong(self, method: str, cause: str, remedy: str) -> UserError:
-        return UserError(f"{self.name}.{method}() {cause}", remedy, "task")
-
-    @property
-    def lr_factor(self) -> Callable[[int], float] | None:
-        """The factor of the learning rate by the class's own schedule; None: the config's holds."""
-        return self._checked_factor if self.methods.schedule is not None else None
-
-    def _checked_factor(self, step: int) -> float:
-        """The class's own factor at a step. UserError: it is no number of at least 0."""
-        with self.calling("schedule"):
-            factor = self._factor(step)
-        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
-            remedy = "a number of at least 0, by which optimizer.lr is multiplied"
-            raise self._wrong("schedule", f"gives {factor!r} at step {step}", remedy)
-        return float(factor)
-
     @cached_property
-    def _factor(self) -> Callable[[int], float]:
-        """The class's schedule of steps. UserError: it asks for something else than step."""
-        assert self.methods.schedule is not None
-        names = list(inspect.signature(self.methods.schedule).parameters)
-        if names == ["optimizer"]:
-            return self.scheduler_factors(self.methods.schedule)
-        if names != ["step"]:
-            cause = f"asks for {', '.join(names) or 'nothing'}"
-            raise self._wrong("schedule", cause, MEMBERS["schedule"])
-        return self.methods.schedule
+    def lr_factor(self) -> "OwnSchedule | None":
+        """The factor of the learning rate by the class's own schedule; None: the config's holds."""
+        if self.methods.schedule is None:
+            return None
+        from samecurve.tasks.adapter.own_schedule import OwnSchedule
 
-    def scheduler_factors(self, schedule: Method) -> Callable[[int], float]:
+        return OwnSchedule(self, self.scheduler_factors)
+
+    def scheduler_factors(self, _schedule: Method) -> Callable[[int], float]:
         """The factors of a schedule(optimizer). UserError: this engine has no optimizer for it."""
-        del schedule
         raise UserError(
             f"{self.name}.schedule(optimizer) makes a torch scheduler, which this engine has no"
             " optimizer for",
@@ -365,47 +126,205 @@ class TaskAdapter:
             "task",
         )
 
-    def _schedule_facts(self) -> str:
-        """The class's own schedule in words: its factors at some steps, as far as it goes."""
-        if self.methods.schedule is None:
-            return ""
-        shown = [f"{self._checked_factor(0):.4g} at step 0"]
-        for step in (10, 100, 1000):
-            try:
-                shown.append(f"{self._checked_factor(step):.4g} at {step}")
-            except UserError:  # a run tries its own last step before the first
-                break
-        return f"{self.name}.schedule(): {', '.join(shown)}"
+    # The model: an engine's adapter has these, and some of what follows in its own way
 
+    if TYPE_CHECKING:
 
-def _instance(task_class: type, arguments: Mapping[str, Any]) -> Any:
-    """The object, made with what its __init__ asks for by name; else with both sections."""
-    parameters = inspect.signature(task_class).parameters
-    sections = {name: arguments[name] for name in ("model", "data")}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return task_class(**sections)
-    named = {name: value for name, value in arguments.items() if name in parameters}
-    if named or not parameters:
-        return task_class(**named)
-    return task_class(*sections.values())
+        def model(self) -> Any: ...
+        def describe_model(self) -> Mapping[str, Any]: ...
+        def check_loss(self, loss: object, what: str) -> None: ...
+        def check_features(self, features: object) -> None: ...
+        def metric_specs(self, row: Mapping[str, "NDArray[Any]"]) -> dict[str, Mean]: ...
+        def load(self, weights: StoredArrays) -> Any: ...
+        def place(self, model: Any, device: str) -> Any: ...
+        def named_tensors(self, model: Any) -> dict[str, Any]: ...
 
+    def initial(self, name: str, shape: tuple[int, ...]) -> Initial | None:
+        """The class's rule for a parameter's first values; None: the module's own values.
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators, so that every process draws the same values, for a while."""
-    has_torch = "torch" in sys.modules  # if the task's file has imported it
-    if has_torch:  # waits, where another thread is importing it (run/warm_start.py)
-        import torch
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    torch_state = torch.random.get_rng_state() if has_torch else None
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if has_torch:
-        torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        if torch_state is not None:
-            torch.random.set_rng_state(torch_state)
+        UserError: what the class returns is no samecurve.Initial.
+        """
+        initial: object = self.call("initial", name, shape)
+        if initial is not None and not isinstance(initial, Initial):
+            cause = f"{self.name}.initial({name}) returns {type(initial).__name__}"
+            remedy = "samecurve.Initial(std, mean), or None to keep the module's own values"
+            raise UserError(cause, remedy, "task")
+        return initial
+
+    @property
+    def init_module(self) -> Callable[[Any, Any], None] | None:
+        """The class's own first values of a module; None: it has no such method."""
+        return partial(self.call, "init_module") if self.methods.init_module is not None else None
+
+    @property
+    def optimizer(self) -> Callable[..., Any] | None:
+        """The class's own optimizer; None: the config's."""
+        return None
+
+    @property
+    def brings(self) -> Mapping[str, Any]:
+        """The features that the class brings, with what their hooks take."""
+        return {}
+
+    def load_on_base(self, weights: StoredArrays, seed: int, digest: bytes, path: str) -> Any:
+        """The model of a class with a frozen base, with these weights, in eval mode.
+
+        weights: may lack arrays of the base, which then have their first values
+        seed: the seed of those first values
+        digest: the digest of the base that the weights were trained on
+        path: where the weights lie, for errors
+
+        UserError: it is another base.
+        """
+        del weights, seed, digest, path
+        raise self._all_is_saved()
+
+    def model_arrays(self) -> DescribedArrays:
+        """The arrays of the model, which is built without values."""
+        raise self._all_is_saved()
+
+    def _all_is_saved(self) -> UserError:
+        return UserError(
+            f"{self.name}: engine {self.engine} saves all of a model",
+            "--engine torch with a torch model",
+            "task",
+        )
+
+    # Losses and metrics
+
+    @property
+    def follows_progress(self) -> bool:
+        """Whether the loss asks for the step or the epoch."""
+        methods = ("features", "batch_loss") if self.whole_batch else ("loss",)
+        return any(self.asked(method) & {"step", "epoch"} for method in methods)
+
+    def loss(self, model: Any, batch: Arrays, progress: Progress = START) -> Mean:
+        return self.losses(model, batch, progress)["loss"]
+
+    def losses(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
+        """The loss of a microbatch, as "loss", and what the class gives to be logged beside it."""
+        asked = self.arguments_of("loss", progress, phase)
+        return self.named_losses(self.call("loss", model, batch, **asked), "loss")
+
+    def features(
+        self, model: Any, batch: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Arrays:
+        """The features of a microbatch, which batch_loss() takes: one row a sample."""
+        asked = self.arguments_of("features", progress, phase)
+        features: Arrays = self.call("features", model, batch, **asked)
+        self.check_features(features)
+        return features
+
+    def batch_losses(
+        self, features: Arrays, progress: Progress = START, phase: str = ""
+    ) -> Mapping[str, Mean]:
+        """The loss of a whole batch, and what is logged beside it."""
+        asked = self.arguments_of("batch_loss", progress, phase)
+        return self.named_losses(self.call("batch_loss", features, **asked), "batch_loss")
+
+    def named_losses(self, returned: Any, method: str) -> Mapping[str, Mean]:
+        """The loss that a method has returned, and what is logged beside it, checked."""
+        losses: Mapping[str, Mean] = (
+            returned if isinstance(returned, Mapping) else {"loss": returned}
+        )
+        check_named(losses, f"{self.name}.{method}()")
+        self.check_loss(losses["loss"], f"{self.name}.{method}()")
+        return losses
+
+    def measure(self, model: Any, batch: Arrays) -> Mapping[str, Mean]:
+        """The class's metrics, checked. The loss is one of them only if metrics() gives it."""
+        if self.methods.metrics is None:
+            return {}
+        metrics = self.call("metrics", model, batch)
+        check_metrics(metrics, f"{self.name}.metrics()", whole_batch=self.whole_batch)
+        return metrics  # type: ignore[no-any-return]
+
+    @cached_property
+    def _metric_specs(self) -> dict[str, Mean]:
+        """The form of each metric's sums, the loss first: SumSpecs in place of numbers.
+
+        A rank without held-out rows of its own needs them too.
+        """
+        names = self.methods.metric_names
+        shapes = names if isinstance(names, Mapping) else dict.fromkeys(names, ())
+        specs = {
+            name: Mean(SumSpec(tuple(shape), integer=bool(shape)), SumSpec())
+            for name, shape in shapes.items()
+        }
+        rows = self.rows.get("eval") or self.rows.get("train")  # as eval -d reads them
+        if not names and self.methods.metrics is not None and rows is not None:
+            specs = self.metric_specs(rows[np.arange(1)])
+        return {"loss": Mean(SumSpec(), SumSpec()), **specs}
+
+    def eval_sums(self) -> SumSpecs:
+        return parts_of(self._metric_specs)
+
+    def evaluate(self, model: Any, batch: Arrays, progress: Progress = START) -> Mapping[str, Any]:
+        """Sums and weights of one microbatch, the loss first.
+
+        Where batch_loss() gives the loss, it has zeros here.
+        """
+        metrics = self.measure(model, batch)
+        if self.whole_batch:
+            metrics = {"loss": Mean(0.0, 0.0), **metrics}
+        elif "loss" not in metrics:
+            metrics = {"loss": self.loss(model, batch, progress), **metrics}
+        if metrics.keys() != self._metric_specs.keys():
+            here = ", ".join(name for name in metrics if name != "loss")
+            before = ", ".join(name for name in self._metric_specs if name != "loss")
+            raise self.wrong(
+                "metrics",
+                f"gives {here} for one batch and {before} for another",
+                "the same names for every batch; a weight may be 0",
+            )
+        return parts_of(metrics)
+
+    def summarize(self, sums: EvalSums, /) -> dict[str, Metric]:
+        """The metrics that are shown, from sums over all devices; the loss first."""
+        totals = totals_of(sums, self._metric_specs)
+        if self.methods.summarize is None:
+            return {name: shown(total) for name, total in totals.items()}
+        return {"loss": shown(totals["loss"]), **self.call("summarize", totals)}
+
+    # What the trained model is used for
+
+    @property
+    def samples_in_parts(self) -> bool:
+        """Whether the class's sample() asks which part of the samples it is to make."""
+        return "part" in self.asked("sample")
+
+    def sample(
+        self,
+        model: Any,
+        seed: int,
+        part: Part = WHOLE,
+        step: int = 0,
+        *,
+        prompt: str | None = None,
+    ) -> Sequence[Sample]:
+        """Texts, and pictures as uint8 arrays; none if the class has no sample().
+
+        seed: the run's seed + step. part: of the samples, where samples_in_parts
+        prompt: what is to be shown, where the class asks for it; None: what the config says
+        """
+        if self.methods.sample is None:
+            return []
+        known = {"part": part, "step": step, "prompt": prompt}
+        asked = {name: known[name] for name in known.keys() & self.asked("sample")}
+        samples = list(self.call("sample", model, seed, **asked))
+        pictures = [sample for sample in samples if not isinstance(sample, str)]
+        if pictures:
+            from samecurve.observe.pictures import check_picture
+
+            for picture in pictures:
+                check_picture(picture)
+        return samples
+
+    def respond(self, model: Any, prompt: str, **settings: Any) -> str:
+        """The answer to a prompt by the class's respond(), which must be there.
+
+        settings: tokens, temperature, seed, and chat if the method takes it
+        """
+        return str(self.call("respond", model, prompt, **settings))

@@ -23,9 +23,11 @@ from samecurve.core.protocols import (
 )
 from samecurve.core.split_check import MEAN
 from samecurve.errors import RunError, UserError
-from samecurve.tasks.adapter.class_checks import NEEDED
-from samecurve.tasks.adapter.engine_adapter import FEATURES, EngineAdapter, spec_of
+from samecurve.tasks.adapter.opened_class import NEEDED
+from samecurve.tasks.adapter.returned import FEATURES, spec_of
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.protocol import Method
+from samecurve.tasks.user_class.user_errors import end_copy, raise_explained
 from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, name_blocks, seeded
 from samecurve.torch_engine.model.user_model import plain_model
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 _BLOCKS = "a list of modules of the model that it calls, none of them inside another"
 
 
-class TorchAdapter(EngineAdapter):
+class TorchAdapter(TaskAdapter):
     engine = "torch"
     needed: ClassVar[Mapping[str, str]] = {
         **NEEDED,
@@ -61,24 +63,23 @@ class TorchAdapter(EngineAdapter):
     def describe_model(self) -> Mapping[str, Any]:
         from samecurve.tasks.adapter.torch_facts import describe_model
 
-        return describe_model(self, self._config, self._build_optimizer)
+        return describe_model(self, self.config, self._build_optimizer)
 
     def model_arrays(self) -> DescribedArrays:
         from samecurve.tasks.adapter.torch_facts import model_arrays
 
-        return model_arrays(self, self._config)
+        return model_arrays(self, self.config)
 
     def model(self) -> nn.Module:
         """The class's model. RuntimeError: on the meta device, its code looks at values."""
         build = self.methods.model
-        assert build is not None
         flax_arguments = [
             name
             for name, parameter in inspect.signature(build).parameters.items()
             if name in {"rngs", "dtype"} and parameter.default is parameter.empty
         ]
         if flax_arguments:
-            raise self._wrong(
+            raise self.wrong(
                 "model",
                 f"asks for {' and '.join(flax_arguments)}, as flax models do",
                 "--engine jax, which gives it; or a model() without it, which returns a"
@@ -102,7 +103,7 @@ class TorchAdapter(EngineAdapter):
         if any(kind.__module__.startswith("flax.") for kind in type(model).__mro__):
             remedy = "--engine jax, which trains flax modules"
         cause = f"returns {type(model).__name__}, not a torch.nn.Module"
-        raise self._wrong("model", cause, remedy)
+        raise self.wrong("model", cause, remedy)
 
     def _name_blocks(self, model: nn.Module, method: Method) -> None:
         """Mark the blocks that the class names. UserError: they are no blocks of this model."""
@@ -110,30 +111,29 @@ class TorchAdapter(EngineAdapter):
             blocks = list(method(model))
         inside = {id(module) for module in model.modules() if module is not model}
         if not all(isinstance(block, nn.Module) and id(block) in inside for block in blocks):
-            raise self._wrong("model_blocks", "gives what is no module inside the model", _BLOCKS)
+            raise self.wrong("model_blocks", "gives what is no module inside the model", _BLOCKS)
         chosen = {id(block) for block in blocks}
         for block in blocks:
             if any(id(part) in chosen for part in block.modules() if part is not block):
                 kind = type(block).__name__
-                raise self._wrong("model_blocks", f"gives a {kind} and a block inside it", _BLOCKS)
+                raise self.wrong("model_blocks", f"gives a {kind} and a block inside it", _BLOCKS)
         name_blocks(blocks)
 
     def _build_optimizer(
         self, params: "NamedParams", lr: float, phase: str = ""
     ) -> torch.optim.Optimizer:
         """The class's own optimizer over these parameters."""
-        assert self.methods.optimizer is not None
         arguments = self.arguments_of("optimizer", phase=phase, lr=lr)
         with self.calling("optimizer"):
             optimizer = self.methods.optimizer(params, **arguments)
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise self._wrong(
+            raise self.wrong(
                 "optimizer",
                 f"returns {type(optimizer).__name__}, not a torch.optim.Optimizer",
                 "one optimizer over all of `params`, such as torch.optim.RAdam(params, lr=lr)",
             )
         if any("initial_lr" in group for group in optimizer.param_groups):
-            raise self._wrong(
+            raise self.wrong(
                 "optimizer",
                 "makes a scheduler, which no step would drive",
                 "def schedule(self, optimizer): return LambdaLR(optimizer, ...), or"
@@ -144,10 +144,9 @@ class TorchAdapter(EngineAdapter):
     def scheduler_factors(self, schedule: Method) -> Callable[[int], float]:
         from samecurve.torch_engine.optimizers.user_schedule import SchedulerFactors
 
-        return SchedulerFactors(schedule, self._config.optimizer, f"{self.name}.schedule()")
+        return SchedulerFactors(schedule, self.config.optimizer, f"{self.name}.schedule()")
 
     def _call_after_step(self, model: nn.Module, step: int) -> None:
-        assert self.methods.after_step is not None
         with self.calling("after_step", RunError if step else UserError):
             self.methods.after_step(model, step)
 
@@ -159,23 +158,22 @@ class TorchAdapter(EngineAdapter):
         Every step goes through here. A class whose loss(self, model, batch) returns one Mean pays
         for nothing else: this calls the method itself, and checks what comes back.
         """
-        loss, process = self._loss, getpid()
+        named = self.arguments_of("loss", progress, phase) if self.loss_asks else {}
+        process = getpid()
         try:
-            if loss.asks:
-                returned = loss.method(model, batch, **loss.named(progress, phase))
-            else:
-                returned = loss.method(model, batch)
+            returned = self.methods.loss(model, batch, **named)
         except BaseException as error:
-            loss.raise_explained(error, process)
-        if getpid() != process:
-            loss.end_copy()
+            kind = RunError if self._loss_worked else UserError
+            raise_explained(error, f"{self.name}.loss()", self.file, kind, process)
+        if getpid() != process and self.file is not None:
+            end_copy(f"{self.name}.loss()")
         if type(returned) is Mean and _is_plain(*returned):
             self._loss_worked = self._loss_worked or returned.sum.requires_grad
             return {"loss": returned}
-        return self._named(returned, "loss")
+        return self.named_losses(returned, "loss")
 
-    def _named(self, returned: Any, method: str) -> Mapping[str, Mean]:
-        return _without_gradient(super()._named(returned, method))
+    def named_losses(self, returned: Any, method: str) -> Mapping[str, Mean]:
+        return _without_gradient(super().named_losses(returned, method))
 
     def check_loss(self, loss: object, what: str) -> None:
         _check_loss(loss, what)
@@ -183,10 +181,10 @@ class TorchAdapter(EngineAdapter):
 
     def check_features(self, features: object) -> None:
         if not isinstance(features, Mapping) or not features:
-            raise self._wrong("features", f"returns {_kind_of(features)}", FEATURES)
+            raise self.wrong("features", f"returns {_kind_of(features)}", FEATURES)
         for name, feature in features.items():
             if not isinstance(feature, torch.Tensor) or not feature.ndim:
-                raise self._wrong("features", f'gives "{name}" as {_kind_of(feature)}', FEATURES)
+                raise self.wrong("features", f'gives "{name}" as {_kind_of(feature)}', FEATURES)
 
     def metric_specs(self, row: Mapping[str, NDArray[Any]]) -> dict[str, Mean]:
         """The sums that metrics() gives, by a model without values, or else by a real one."""
@@ -214,8 +212,8 @@ class TorchAdapter(EngineAdapter):
         from samecurve.torch_engine.model.model_weights import load_weights
 
         self._refuse_other_shapes(weights)
-        precision = self._config.train.precision
-        with seeded(self._config.train.seed):
+        precision = self.config.train.precision
+        with seeded(self.config.train.seed):
             return load_weights(cast_weights(self.model(), precision), weights)
 
     def load_on_base(self, weights: StoredArrays, seed: int, digest: bytes, path: str) -> nn.Module:
@@ -224,8 +222,8 @@ class TorchAdapter(EngineAdapter):
 
         self._refuse_other_shapes(weights)
         first_values = FirstValues(self, seed, lambda _: None)
-        model = cast_weights(first_values.build(), self._config.train.precision)
-        freeze(model, self._config.optimizer.rules)
+        model = cast_weights(first_values.build(), self.config.train.precision)
+        freeze(model, self.config.optimizer.rules)
         first_values.materializer(model, torch.device("cpu"), weights.__contains__)(model)
         frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
         load_weights(model, weights, optional=frozen)
@@ -244,7 +242,7 @@ class TorchAdapter(EngineAdapter):
             model = without_values(self)
         except RuntimeError:  # its code looks at values, which take memory
             return
-        described = model_arrays(self, self._config, model)
+        described = model_arrays(self, self.config, model)
         shapes = {name: weights.shape(name) for name in weights}
         optional = {*described.buffers, *(described.frozen if described.frozen_base else ())}
         check_weights(shapes, described.arrays, optional, "the checkpoint", "task")

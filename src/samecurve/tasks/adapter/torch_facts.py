@@ -15,10 +15,10 @@ from samecurve.core.config.param_groups import names_by_phase
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.errors import UserError
+from samecurve.tasks.adapter.bits_trial import bits_hindrance
 from samecurve.tasks.adapter.data_kinds import parameters_of
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
-from samecurve.tasks.adapter.exact_trial import exact_hindrance
 from samecurve.tasks.adapter.sample_work import work_facts
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
 from samecurve.torch_engine.model.model_builder import on_meta
@@ -33,7 +33,7 @@ BuildOptimizer = Callable[..., torch.optim.Optimizer]  # of parameters, lr and p
 
 
 def describe_model(
-    adapter: EngineAdapter, config: Config, build_optimizer: BuildOptimizer
+    adapter: TaskAdapter, config: Config, build_optimizer: BuildOptimizer
 ) -> Mapping[str, Any]:
     """The fields of Facts about the model. UserError: it has nothing to train."""
     model = _outline(adapter)
@@ -77,7 +77,7 @@ def describe_model(
         "hidden_matrices": hidden_matrices(model),
         "feature_bytes": None if tried is None else tried.feature_bytes,
         "keyed_dropout": dropout_layers(model),
-        "not_exact": exact_hindrance(adapter, config, num_params),
+        "not_same_bits": bits_hindrance(adapter, config, num_params),
         **work_facts(adapter, config, model, None if tried is None else tried.work),
     }
 
@@ -94,7 +94,7 @@ def _frozen_facts(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def model_arrays(
-    adapter: EngineAdapter, config: Config, model: nn.Module | None = None
+    adapter: TaskAdapter, config: Config, model: nn.Module | None = None
 ) -> DescribedArrays:
     """The arrays of the model, and which of them are not trained.
 
@@ -107,7 +107,7 @@ def model_arrays(
     return DescribedArrays(**describe_arrays(model), frozen=frozen, frozen_base=adapter.frozen_base)
 
 
-def _phase_facts(adapter: EngineAdapter, model: nn.Module) -> tuple[str, ...]:
+def _phase_facts(adapter: TaskAdapter, model: nn.Module) -> tuple[str, ...]:
     """Each phase in words. UserError: a parameter belongs to no phase, or to two."""
     if not adapter.phases:
         return ()
@@ -120,7 +120,7 @@ def _phase_facts(adapter: EngineAdapter, model: nn.Module) -> tuple[str, ...]:
 
 
 def _optimizer_facts(
-    adapter: EngineAdapter, config: Config, model: nn.Module, build_optimizer: BuildOptimizer
+    adapter: TaskAdapter, config: Config, model: nn.Module, build_optimizer: BuildOptimizer
 ) -> UserOptimizerFacts | None:
     """The facts about the class's own optimizer; None: the config's is used."""
     if adapter.methods.optimizer is None:
@@ -148,7 +148,7 @@ def _optimizer_facts(
     )
 
 
-def _outline(adapter: EngineAdapter) -> nn.Module:
+def _outline(adapter: TaskAdapter) -> nn.Module:
     """The model without values, or with values where it can't be built without."""
     try:
         return without_values(adapter)
@@ -158,7 +158,7 @@ def _outline(adapter: EngineAdapter) -> nn.Module:
         return model
 
 
-def without_values(adapter: EngineAdapter) -> nn.Module:
+def without_values(adapter: TaskAdapter) -> nn.Module:
     """The model on the meta device. RuntimeError: its code looks at values."""
     with on_meta(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of values that go nowhere

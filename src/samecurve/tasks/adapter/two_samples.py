@@ -17,7 +17,7 @@ from samecurve.core.protocols import START
 from samecurve.core.split_check import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
 from samecurve.features.whole_batch.gathered_features import Features, check_rows
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
@@ -36,7 +36,7 @@ class Tried:
     feature_bytes: int | None = None  # of one sample, where the loss is one of the whole batch
 
 
-def try_features(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
+def try_features(adapter: TaskAdapter, params: int, seed: int) -> Tried | None:
     """Compute the features of two samples; None: that is impossible here, which proves nothing.
 
     params: the model's numbers
@@ -67,7 +67,7 @@ def try_features(adapter: EngineAdapter, params: int, seed: int) -> Tried | None
     return Tried(work, sum(feature.nbytes for feature in features.values()) // 2)
 
 
-def try_loss(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
+def try_loss(adapter: TaskAdapter, params: int, seed: int) -> Tried | None:
     """Compute the loss of two samples together, and of each alone; None: that is impossible here.
 
     params: the model's numbers
@@ -100,12 +100,12 @@ def try_loss(adapter: EngineAdapter, params: int, seed: int) -> Tried | None:
     return Tried(work)
 
 
-def is_tried(adapter: EngineAdapter, params: int) -> bool:
+def is_tried(adapter: TaskAdapter, params: int) -> bool:
     """Whether two samples are computed when the task is described. params: the model's numbers"""
     return params <= _TRIED and can_be_tried(adapter)
 
 
-def can_be_tried(adapter: EngineAdapter) -> bool:
+def can_be_tried(adapter: TaskAdapter) -> bool:
     """Whether there are two samples of one shape, whose files are there (else prepare() makes
     them).
     """
@@ -113,7 +113,7 @@ def can_be_tried(adapter: EngineAdapter) -> bool:
 
 
 @contextmanager
-def kept(adapter: EngineAdapter, seed: int) -> Iterator[None]:
+def kept(adapter: TaskAdapter, seed: int) -> Iterator[None]:
     """Afterwards the task's attributes and torch's generator are as before."""
     with torch.random.fork_rng(devices=[]), torch.no_grad(), attributes_kept(adapter.task):
         torch.default_generator.manual_seed(seed)
@@ -133,13 +133,13 @@ def unfused() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(was_fused)
 
 
-def two_rows(adapter: EngineAdapter) -> dict[str, torch.Tensor]:
+def two_rows(adapter: TaskAdapter) -> dict[str, torch.Tensor]:
     """The first two rows of one shape."""
     rows = adapter.train_data()
     return rows_as_tensors(adapter, np.array(rows.alike[:2]))
 
 
-def rows_as_tensors(adapter: EngineAdapter, ids: Ids) -> dict[str, torch.Tensor]:
+def rows_as_tensors(adapter: TaskAdapter, ids: Ids) -> dict[str, torch.Tensor]:
     """Rows of the training data as a model in f32 gets them."""
     return {
         name: torch.from_numpy(np.ascontiguousarray(as_weights(array, "f32")))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Arrays
 from samecurve.tasks.adapter.data_kinds import Columns
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve.torch_engine.step.precision import as_weights
 
@@ -50,7 +50,7 @@ class _StandIn:
 
 
 def model_inputs(
-    adapter: EngineAdapter, rows: Columns, keys: RowKeys, *, held_out: bool
+    adapter: TaskAdapter, rows: Columns, keys: RowKeys, *, held_out: bool
 ) -> Columns | None:
     """The rows, with the arrays that the loss changes as the model is given them.
 
@@ -107,7 +107,7 @@ def _name_among(tensors: Mapping[str, torch.Tensor], name: str, tensor: torch.Te
 
 
 def _arguments(
-    adapter: EngineAdapter, batch: Arrays, keys: RowKeys, *, held_out: bool
+    adapter: TaskAdapter, batch: Arrays, keys: RowKeys, *, held_out: bool
 ) -> Mapping[str, torch.Tensor] | None:
     """The tensors of the first call of the model; None: the loss does not come to it."""
     methods = adapter.methods

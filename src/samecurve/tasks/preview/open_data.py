@@ -20,8 +20,8 @@ from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.data_kinds import Columns
-from samecurve.tasks.adapter.engine_adapter import EngineAdapter
 from samecurve.tasks.adapter.rows import Rows
+from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.preview.about import AboutData
 from samecurve.tasks.preview.parts import Part, Sample, Value, parts_of
 from samecurve.tasks.preview.statistics import Statistics, statistics_of
@@ -96,7 +96,7 @@ def preview(
     )
 
 
-def _splits(adapter: EngineAdapter, about: AboutData) -> dict[Split, Rows]:
+def _splits(adapter: TaskAdapter, about: AboutData) -> dict[Split, Rows]:
     """The splits that the task has, as a reader sees them."""
     rows: dict[Split, Rows | None] = {
         "train": adapter.train_data(),
@@ -150,7 +150,7 @@ def _with_padding_mask(rows: Rows, arrays: Columns, ids: Ids, about: AboutData) 
 
 
 def _model_inputs(
-    adapter: EngineAdapter, arrays: Columns, keys: RowKeys, about: AboutData
+    adapter: TaskAdapter, arrays: Columns, keys: RowKeys, about: AboutData
 ) -> dict[str, Any] | None:
     """The arrays as the model is given them; None: that is not known."""
     if adapter.engine != "torch":  # jax traces a loss row by row
@@ -179,7 +179,7 @@ def _samples(
     return samples
 
 
-def about_data(adapter: EngineAdapter) -> AboutData:
+def about_data(adapter: TaskAdapter) -> AboutData:
     """The facts that an opened task gives of its data."""
     own = getattr(adapter.task, "about_data", None)
     if adapter.is_ours and own is not None:

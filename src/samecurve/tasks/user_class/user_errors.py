@@ -1,25 +1,20 @@
 """Calls of a user's code, and their errors, which name the line in the user's own file.
 
-`with calling("MyTask.loss()", file): ...` surrounds each call of that code. UserCall is a method
-that is called for every microbatch: what it asks for by name is known when the task is opened, so
-that a call looks at no signature.
+`with calling("MyTask.loss()", file): ...` surrounds each call of that code.
 """
 
 import errno
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import samecurve
-from samecurve.core.protocols import START, Progress
 from samecurve.errors import RunError, SamecurveError, UserError, is_ctrl_c, message_of
-from samecurve.tasks.adapter.data_kinds import parameters_of
-from samecurve.tasks.protocol import Method
 from samecurve.tasks.user_class.class_place import is_pickled
 
 # errors that may be gone a moment later
@@ -171,54 +166,3 @@ def _origin_of(path: Path) -> str:
 def _shown(path: str) -> str:
     """A path as one would type it from the current directory."""
     return os.path.relpath(path) if Path(path).is_relative_to(Path.cwd()) else path
-
-
-class UserCall:
-    """A method with the names that it asks for among step, epoch and phase.
-
-    what: the method, for errors: "MyTask.loss()"
-    file: the user's file, whose lines errors name; None: the code is ours
-    kind: the kind of error that the method's errors become, asked at the call
-    phases: names of the phases of a step; none: there is one update a step
-    """
-
-    def __init__(
-        self,
-        method: Method | None,
-        what: str,
-        *,
-        file: Path | None,
-        kind: Callable[[], type[SamecurveError]],
-        phases: Iterable[str],
-    ) -> None:
-        self.method: Any = method
-        self._what, self._file, self._kind = what, file, kind
-        self._first_phase = next(iter(phases), "")
-        known = {"step", "epoch", "phase"} if self._first_phase else {"step", "epoch"}
-        self.asks = known & parameters_of(method) if method else frozenset[str]()
-
-    def __call__(self, *arguments: Any, progress: Progress = START, phase: str = "") -> Any:
-        """Call the method. phase: '': the first of the step"""
-        with calling(self._what, self._file, self._kind()):
-            return self.method(*arguments, **self.named(progress, phase))
-
-    def named(self, progress: Progress, phase: str) -> dict[str, Any]:
-        """The arguments that the method asks for by name."""
-        values = {
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "phase": phase or self._first_phase,
-        }
-        return {name: values[name] for name in self.asks}
-
-    def raise_explained(self, error: BaseException, process: int) -> NoReturn:
-        """Raise what the method has raised as an error with its place.
-
-        process: the id of the process that called the method
-        """
-        raise_explained(error, self._what, self._file, self._kind(), process)
-
-    def end_copy(self) -> None:
-        """End this process, which a user's method has forked: it would train the run again."""
-        if self._file is not None:
-            end_copy(self._what)

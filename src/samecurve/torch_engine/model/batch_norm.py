@@ -2,7 +2,7 @@
 nothing.
 
 The result equals that of nn.BatchNorm on one device with the whole batch, up to rounding, as long
-as the peers together hold the whole batch at once. Dummy rows are left out: they add exactly zero
+as the peers together hold the whole batch at once. Dummy rows are left out: they add zero
 to the statistics and to the gradients of other peers.
 """
 

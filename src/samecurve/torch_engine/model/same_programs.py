@@ -1,4 +1,4 @@
-"""train.compile with train.exact: every rank compiles the same program for the same computation.
+"""Every rank compiles the same program for the same computation, in runs with the same bits.
 
 What a compiler makes of a graph must follow from the graph and its shapes alone: nothing is chosen
 by its time, no shape is dynamic, and the number of threads is the plan's. Whether it does is
@@ -34,7 +34,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.fx import GraphModule
 
-from samecurve.errors import UserError
+from samecurve.errors import NotSameBitsError, UserError
 from samecurve.torch_engine.process_group import Comm
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -66,7 +66,7 @@ _LINE = re.compile(r'File "(?:.*[/\\])?([^/\\"]+)", line (\d+), in (\w+)')
 
 
 class SamePrograms:
-    """The backend of torch.compile in exact runs, for all models of this process.
+    """The backend of torch.compile in runs with the same bits, for all models of this process.
 
     digests: of each program's code, by the digest of its graph, in the order of first use
     """
@@ -80,9 +80,8 @@ class SamePrograms:
         """
         known = inductor_config.get_config_copy()
         if device.type != "cpu" and "deterministic" not in known:
-            raise UserError(
-                f"train.exact: torch {torch.__version__} can't compile without choosing kernels by"
-                " their time",
+            raise NotSameBitsError(
+                f"torch {torch.__version__} can't compile without choosing kernels by their time",
                 "a newer torch (2.13 can), or leave --compile out",
                 "train.compile",
             )
@@ -128,9 +127,7 @@ class SamePrograms:
         rank, digest_there, tools_there, path_there = first.split("\n")
         if (digest_there, tools_there) == (digest, self._tools):
             return
-        cause = (
-            f"train.exact: ranks {rank} and {self._rank} have compiled different programs of {what}"
-        )
+        cause = f"ranks {rank} and {self._rank} have compiled different programs of {what}"
         if tools_there != self._tools:
             cause += f", with {tools_there} and {self._tools}"
         raise UserError(

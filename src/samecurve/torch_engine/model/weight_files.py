@@ -66,7 +66,7 @@ class WeightArray:
 
     dtype: str  # as torch names it
     shape: tuple[int, ...]  # as a checkpoint has it, complex values as pairs
-    read: Callable[[], NDArray[np.generic]]  # its values, exactly, in 4 bytes or more
+    read: Callable[[], NDArray[np.generic]]  # its values, unrounded, in 4 bytes or more
 
 
 def read_weights(path: Path) -> tuple[dict[str, WeightArray], list[str]]:

@@ -49,7 +49,7 @@ def _call(
 ) -> Callable[[], object]:
     """The collective, on arrays of its own.
 
-    Its result is checked once, with small whole numbers, whose sums are exact. Afterwards the
+    Its result is checked once, with small whole numbers, whose sums are not rounded. Afterwards the
     arrays are zeros, whose sums are zeros again.
     """
     ranks, world_size = range(1, dist.get_world_size(group) + 1), dist.get_world_size(group)

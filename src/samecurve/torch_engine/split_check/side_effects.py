@@ -84,6 +84,8 @@ class Attributes:
 
     def __init__(self, model: nn.Module, task: object) -> None:
         self._holders = dict(_holders(model, task))
+        # memory of weights, of which an attribute may be a view (nn.utils.spectral_norm)
+        self._weights = set(filter(None, map(_memory_of, model.parameters())))
         self._places: dict[str, tuple[str, str]] = {}  # path and name, by full name
         self._before = {
             path: {name: (holder[name], _snapshot(holder[name])) for name in _names_in(holder)}
@@ -128,7 +130,8 @@ class Attributes:
                 if name in holder and equal(_snapshot(holder[name]), content):
                     continue
                 holder[name] = value
-                _refill(value, content)
+                if _memory_of(value) not in self._weights:
+                    _refill(value, content)
 
     def generators(self) -> dict[str, Any]:
         """Random generators among the attributes, by full name."""
@@ -275,6 +278,14 @@ def _is_there(tensor: torch.Tensor) -> bool:
     if tensor.layout != torch.strided or not tensor.numel():
         return True
     return tensor.untyped_storage().nbytes() > 0
+
+
+def _memory_of(value: object) -> int | None:
+    """Where the memory of a tensor begins; None: it is none, or in shards, or has no memory."""
+    if not isinstance(value, torch.Tensor) or type(value) not in {torch.Tensor, nn.Parameter}:
+        return None
+    is_strided = value.layout == torch.strided
+    return value.untyped_storage().data_ptr() or None if is_strided else None
 
 
 def _snapshot(value: Any) -> Any:

@@ -171,7 +171,7 @@ def moved_weights(strategy: Strategy) -> Iterator[None]:
     """Weights and buffers are moved a little, alike in every process, since a gate that begins at 0
     hides what is behind it.
 
-    Weights are moved by turning some of their bits, which turning them once more undoes exactly: a
+    Weights are moved by turning some of their bits, which turning them once more undoes: a
     copy of the weights would have no room beside what a step needs.
     """
     strategy.reset()

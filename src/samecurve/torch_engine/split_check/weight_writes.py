@@ -16,6 +16,7 @@ from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 
 _VERSION = attrgetter("_version")
+_CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
 
 
 class WeightVersions:
@@ -52,7 +53,7 @@ class WeightBits:
         return _first_changed(self._names, self._before, self._hashes())
 
     def _hashes(self) -> list[int]:
-        bit_sums = BitSums()
+        bit_sums = BitSums(_CHUNK)
         sums = [bit_sums.of(local_view(tensor)) for tensor in self._tensors]
         return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
 

@@ -97,7 +97,7 @@ class ExactFSDP(FSDP):
 
     def _watch(self, parameter: torch.Tensor) -> None:
         """Refuse gradients that the tree can't reproduce (exact.py)."""
-        hook = partial(note_gradient, self._fired, exact=True)
+        hook = partial(note_gradient, self._fired, in_tree=True)
         parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def begin_step(self, parameters: Sequence[nn.Parameter], num_microbatches: int) -> None:

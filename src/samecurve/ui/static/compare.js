@@ -64,7 +64,7 @@ export class ComparePage extends PageView {
   }
 
   async askExact() {
-    const path = `/api/compare/exact?runs=${this.ids.map(encodeURIComponent).join(",")}`;
+    const path = `/api/compare/bits?runs=${this.ids.map(encodeURIComponent).join(",")}`;
     const answer = await doing(this.ask, () => read(path));
     if (!answer) return;
     const tones = new Map([[true, "good"], [false, "warn"]]);

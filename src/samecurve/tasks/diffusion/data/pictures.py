@@ -36,7 +36,7 @@ class Cut:
 
 
 def scale_to_cover(width: int, height: int, shape: Shape) -> Shape:
-    """The smallest sides, in the picture's own ratio, that cover a shape; computed exactly."""
+    """The smallest sides, in the picture's own ratio, that cover a shape; in whole numbers."""
     if shape[0] * height >= shape[1] * width:  # the width decides
         return shape[0], max(shape[1], (2 * height * shape[0] + width) // (2 * width))
     return max(shape[0], (2 * width * shape[1] + height) // (2 * height)), shape[1]

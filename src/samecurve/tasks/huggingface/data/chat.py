@@ -2,7 +2,7 @@
 
 A template can mark the spans ({% generation %}). Without marks, a span is taken only where it can
 be proved: the rendered whole must begin with the conversation before the turn, rendered with its
-generation prompt. Then either the turn's exact content and a special token follow; or the whole
+generation prompt. Then either the turn's own content and a special token follow; or the whole
 also begins with the conversation including the turn; or the whole ends as it does with another
 text in the turn's place. Any other conversation is refused.
 """

@@ -165,7 +165,7 @@ def cut_in(
     """cutmix: a rectangle of 1 - share of the area comes from the other image.
 
     middle_at: where its middle lies, between 0 and 1; what lies outside of the image is cut off,
-        so that the share that is returned is exact
+        so that the share that is returned is right
     """
     height, width, _ = image.shape[-3:]
     side = math.sqrt(1 - share)

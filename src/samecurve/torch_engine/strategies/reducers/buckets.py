@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from samecurve.core.strategies import BUCKET_BYTES
-from samecurve.errors import UserError
+from samecurve.errors import NotSameBitsError, UserError
 from samecurve.torch_engine.optimizers.optimizer import local_view
 
 if TYPE_CHECKING:
@@ -127,10 +127,10 @@ class GradientQueue:
         buckets: Sequence[Sequence[nn.Parameter]],
         send: Callable[[int], None] | None = None,
         *,
-        exact: bool,
+        in_tree: bool,
     ) -> None:
         self.sends = False  # whether the pass in work is a step's last
-        self._buckets, self._send, self._exact = buckets, send, exact
+        self._buckets, self._send, self._in_tree = buckets, send, in_tree
         self._is_open = False  # a pass of a microbatch is in work; trials have passes of their own
         self._num_sent = 0
         self._before: list[list[int]] = []  # by bucket: versions, as the pass began
@@ -162,7 +162,7 @@ class GradientQueue:
             self._is_whole(number)
         for bucket, sent in zip(self._buckets, self._after, strict=False):
             if versions(bucket) != sent:  # since the bucket was sent
-                raise _adds_again(exact=self._exact)
+                raise _adds_again(in_tree=self._in_tree)
         if self.sends:
             self.send_rest()
             self.sends = False
@@ -193,11 +193,11 @@ class GradientQueue:
                 is_whole = False
                 continue
             if gradient.is_sparse:
-                raise _is_sparse(exact=self._exact)
+                raise _is_sparse(in_tree=self._in_tree)
             version = gradient._version  # noqa: SLF001 - counts changes; public nowhere
             is_whole = is_whole and version != before
-            if self._exact and version > before + 1 > 0:
-                raise _adds_again(exact=True)
+            if self._in_tree and version > before + 1 > 0:
+                raise _adds_again(in_tree=True)
         return is_whole
 
     def _hook(self, parameter: nn.Parameter, function: Callable[..., None]) -> None:
@@ -215,8 +215,8 @@ class GradientQueue:
         if not self._is_open:
             return
         if id(parameter) in self._came:
-            if self._exact:
-                raise _adds_again(exact=True)
+            if self._in_tree:
+                raise _adds_again(in_tree=True)
             self._repeats = True
         self._came[id(parameter)] = None
 
@@ -257,35 +257,32 @@ def versions(parameters: Sequence[nn.Parameter]) -> list[int]:
     ]
 
 
-def note_gradient(fired: set[int], parameter: nn.Parameter, *, exact: bool) -> None:
+def note_gradient(fired: set[int], parameter: nn.Parameter, *, in_tree: bool) -> None:
     """Note that a backward pass has given a parameter its gradient.
 
     fired: ids of the parameters that have one from this pass
+    in_tree: whether gradients are added along the step's tree
 
     UserError: one backward pass adds to the gradient several times, so nobody knows when it is
     whole, nor how it would be added along a tree; or the gradient is sparse.
     """
     if id(parameter) in fired:
-        raise _adds_again(exact=exact)
+        raise _adds_again(in_tree=in_tree)
     if parameter.grad is not None and parameter.grad.is_sparse:
-        raise _is_sparse(exact=exact)
+        raise _is_sparse(in_tree=in_tree)
     fired.add(id(parameter))
 
 
-def _adds_again(*, exact: bool) -> UserError:
-    why, otherwise = ("train.exact: ", ", or --no-exact") if exact else ("", "")
-    return UserError(
-        f"{why}a backward pass adds to the same gradient several times, as"
-        " torch.utils.checkpoint does with use_reentrant=True",
-        f"use_reentrant=False, or train.recompute{otherwise}",
+def _adds_again(*, in_tree: bool) -> UserError:
+    kind = NotSameBitsError if in_tree else UserError
+    return kind(
+        "a backward pass adds to the same gradient several times, as torch.utils.checkpoint does"
+        " with use_reentrant=True",
+        "use_reentrant=False, or train.recompute",
         "model",
     )
 
 
-def _is_sparse(*, exact: bool) -> UserError:
-    why, otherwise = ("train.exact: ", ", or --no-exact") if exact else ("", "")
-    return UserError(
-        f"{why}a layer gives sparse gradients",
-        f"sparse=False (nn.Embedding){otherwise}",
-        "model",
-    )
+def _is_sparse(*, in_tree: bool) -> UserError:
+    kind = NotSameBitsError if in_tree else UserError
+    return kind("a layer gives sparse gradients", "sparse=False (nn.Embedding)", "model")

@@ -39,7 +39,7 @@ class Collective(Reducer):
         self._in_buckets = plan.batch.accumulation_steps > 1
         self._start_sum = _sum_of(plan, comm, len(cuts))
         parameters = [bucket.parameters for bucket in self._buckets]
-        self._queue = GradientQueue(parameters, self._send, exact=False)
+        self._queue = GradientQueue(parameters, self._send, in_tree=False)
         self._waits: list[Callable[[], object]] = []
         self._with_gradient: set[int] = set()  # ids of parameters with a gradient of this step
 

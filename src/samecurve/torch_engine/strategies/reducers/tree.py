@@ -36,7 +36,7 @@ class Tree(Reducer):
         self._nodes: list[Node] = [(0, 0) for _ in replicas]
 
     def _make_queues(self) -> list[GradientQueue]:
-        return [GradientQueue([parameters], exact=True) for parameters in self._replicas]
+        return [GradientQueue([parameters], in_tree=True) for parameters in self._replicas]
 
     def begin_step(self, num_microbatches: int) -> None:
         super().begin_step(num_microbatches)
@@ -118,7 +118,7 @@ class TreeOverRanks(Tree):
         buckets = [self._parameters[cut] for cut in self._buckets]
         batch, backend = self._plan.batch, self._plan.layout.backend
         self._exchange = TreeExchange(buckets, self._comm, backend, batch.microbatches_of)
-        return [GradientQueue(buckets, self._send, exact=True)]
+        return [GradientQueue(buckets, self._send, in_tree=True)]
 
     def begin_step(self, num_microbatches: int) -> None:
         super().begin_step(num_microbatches)

@@ -129,7 +129,7 @@ class Sharded(Strategy):
     def _note_gradient(self, whole: nn.Parameter) -> None:
         """Refuse gradients that the tree can't reproduce."""
         if self._by_tree:
-            note_gradient(self._fired, whole, exact=True)
+            note_gradient(self._fired, whole, in_tree=True)
 
     # --- a step
 
