@@ -268,3 +268,14 @@ def test_the_split_check_tries_unlike_samples() -> None:
     boxes[:, 0] = 7
     boxes[60, 0] = 91
     assert unlike_rows({**rows, "boxes": boxes}, 100, 4) == [0, 40, 60, 80]
+
+
+@pytest.mark.parametrize("start", range(9))
+def test_the_split_check_has_enough_samples_before_the_last_batch_of_an_epoch(start: int) -> None:
+    """An epoch is two batches of 10 and one of 3."""
+    order = made(1).order
+    rows = feed(1, 0, start=start).trial_rows(8)
+    assert rows.step == start
+    assert len(set(rows.ids.tolist())) == 8
+    coming = order.ids(range(start, start + 1))[0].tolist()
+    assert set(coming) <= set(rows.ids.tolist()) or len(coming) > 8

@@ -128,18 +128,21 @@ class Feed(Generic[Staged]):
         return ids
 
     def trial_rows(self, most: int) -> TrialRows:
-        """At most `most` samples of the next steps, on whatever devices they train.
+        """At most `most` samples of the next steps, on whatever devices they train; where an epoch
+        is nearly over, of its earlier steps, too: an only row would show nothing.
 
         Samples of rare classes come first, if rows can be looked at beforehand. A source that pads
         by microbatch is read again for each part, so that a loss that depends on padding shows.
         """
         step = min(self._start, self._plan.steps - 1)
         epoch = self._epoch(step)
-        steps = range(
-            step, min(step + -(-_LOOKED_AT // self._plan.batch.global_batch_size), self._plan.steps)
-        )
+        count = -(-_LOOKED_AT // self._plan.batch.global_batch_size)
+        steps = range(step, min(step + count, self._plan.steps))
         in_epoch = list(takewhile(lambda each: self._epoch(each) == epoch, steps))
         of_steps = self._order.ids(range(step, in_epoch[-1] + 1))
+        if sum(map(len, of_steps)) < most:
+            first = epoch * self._plan.order.steps_per_epoch
+            of_steps += self._order.ids(range(max(step - count, first), step))
         if self._in_buckets:  # rows of several steps may have unlike shapes
             of_steps = [max(of_steps, key=len)]
         ids = np.concatenate(of_steps)[:_LOOKED_AT]
