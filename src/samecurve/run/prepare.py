@@ -102,7 +102,7 @@ def _prepare(request: StartRequest, claim: "Claim | None") -> PreparedRun:
     config = loaded.config
     layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
-        is_open = has_open_ranks(config.devices, config.engine, machine) and machine.cores > 1
+        is_open = has_open_ranks(config, machine) and machine.cores > 1
         may_grow = is_open and config.train.may_have_same_bits and bool(config.batch.samples)
         warm_start.expect(layout, entry_of(config.task).libraries, may_grow=may_grow)
     origin = find_origin(loaded, options)
