@@ -4,6 +4,7 @@ A feature that only some runs have costs the others neither a call nor a file. T
 a plain run: one CPU device, nothing asked for.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parent.parent
 FILES_OF_A_STEP = 13
 CALLS_OF_A_STEP = 100
 MODULES_OF_A_RUN = {"--no-exact": 150, "--exact": 163}
+LINES_OF_A_FUNCTION = 50
+FILES_THAT_SAY_EXACT = 30
 CIRCLES = 0
 MEMBERS_OF_A_TASK = 30  # beside those of features, and those for weights of other programs
 KERNEL = ("core", "run", "launch", "worker", "torch_engine", "jax_engine")
@@ -116,6 +119,26 @@ def test_a_plain_run_imports_few_modules(mode: str, tmp_path: Path) -> None:
     arguments += ["--set", "data.eval_samples=8", "--set", "data.sample_tokens=2"]
     _, modules, _ = _counted(tmp_path, *arguments, steps=2, profiled=False)
     assert modules <= MODULES_OF_A_RUN[mode]
+
+
+def test_functions_are_short() -> None:
+    """The lines of a docstring count too."""
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_few_files_know_of_exactness() -> None:
+    """core/planning/exact.py decides it. Others ask plan.same_bits, or one of four decisions; those
+    that are left name the key, the flag or the column that a user or a file on disk has.
+    """
+    files = [path for path in (ROOT / "src").rglob("*.py") if "exact" in path.read_text().lower()]
+    assert len(files) <= FILES_THAT_SAY_EXACT, "\n".join(map(str, sorted(files)))
 
 
 def test_no_circles_of_imports() -> None:

@@ -20,7 +20,7 @@ from samecurve.tasks import Tasks
 from samecurve.tasks.language import corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.torch_task import TorchLanguage
-from samecurve.tasks.text.splits import use_splits
+from samecurve.tasks.text import use_splits
 from samecurve.tasks.text.tokenizer import train_bpe
 
 MODEL = LanguageModel(hidden_size=8, num_layers=1, num_heads=2, max_seq_len=16)

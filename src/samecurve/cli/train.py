@@ -88,6 +88,11 @@ def train(
         if nnodes != "1":
             _train_on_hosts(flags, nnodes, rdzv, node_rank, headless=headless)
         _train_as_rank(flags, headless=headless)
+    _train_here(flags, headless=headless, probe_batch=probe_batch)
+
+
+def _train_here(flags: dict[str, Any], *, headless: bool, probe_batch: bool) -> None:
+    """Train on this machine, whose ranks this process starts."""
     from samecurve.run.warm_start import WarmStart
 
     with WarmStart() as warm_start:

@@ -79,15 +79,8 @@ def train(
     RunError: a gradient was not finite and the plan says stop.
     """
     plan, engine, heartbeat = context.plan, context.engine, context.heartbeat
-    state = engine.restore(saved, weights) if saved else engine.init(weights)
-    counters = Counters.from_loop(saved.loop) if saved else Counters()
+    state, done, counters = _begin(context, saved, weights)
     logger = StepLogger(plan, context.feed, context.record, counters)
-    done = saved.step if saved else 0
-    context.record(Event("started", done, {**plan.at_start, **context.started}))
-    _check_split(context, state, done)
-    for hooks in context.hooks if done < plan.steps else ():
-        hooks.before_training(state, done)
-
     is_alone = plan.layout.world_size == 1  # nobody else is to agree to what this rank is asked
     next_due, is_saving = plan.next_due(done), False
     ends_early = plan.ends_early(counters)
@@ -107,7 +100,6 @@ def train(
             requested |= requests_in(counts)
         if is_saving:
             is_saving = context.store.check()
-
         done = step + 1
         if requested or done in (next_due, stop_at):
             due = plan.actions_due(done) | requested
@@ -124,6 +116,20 @@ def train(
     logger.flush()
     context.store.close()
     return _finish(context, logger, state, done, ends_early=ends_early)
+
+
+def _begin(
+    context: LoopContext[State, Staged], saved: Checkpoint | None, weights: Checkpoint | None
+) -> tuple[State, int, Counters]:
+    """The state before the first step of this start, with the steps done and what they counted."""
+    plan, engine = context.plan, context.engine
+    state = engine.restore(saved, weights) if saved else engine.init(weights)
+    done = saved.step if saved else 0
+    context.record(Event("started", done, {**plan.at_start, **context.started}))
+    _check_split(context, state, done)
+    for hooks in context.hooks if done < plan.steps else ():
+        hooks.before_training(state, done)
+    return state, done, Counters.from_loop(saved.loop) if saved else Counters()
 
 
 def _finish(

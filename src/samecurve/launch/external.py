@@ -144,10 +144,9 @@ def _lead(
         _stop_or_leave(run, attempt, requests)
 
     oom_kills_before = oom_kills()
+    view = make_view(plan, run.home, headless=headless)
     with (
-        show_journal(
-            make_view(plan, run.home, headless=headless), run.journal, prepared.journal_start
-        ),
+        show_journal(view, run.journal, prepared.journal_start),
         mirrored(prepared, partial(ask, run, attempt.name, "stop")) as mirror,
         tracked(run, prepared.track, _TRACKERS),
         watched(run, plan, prepared.track.sensors_every),
@@ -174,20 +173,22 @@ def _lead(
             return _code_of_stop(signals, outcome)
         raise failure
     time.sleep(_OTHERS)
-    notes = [*read_notes(run.logs, attempt.name), *notes]
-    failure = explain(
-        sorted(notes, key=lambda note: note.time),
-        exit_codes,
-        run.logs,
-        oom_kills=oom_kills_since(oom_kills_before),
-    )
+    notes = sorted([*read_notes(run.logs, attempt.name), *notes], key=lambda note: note.time)
+    kills = oom_kills_since(oom_kills_before)
+    failure = explain(notes, exit_codes, run.logs, oom_kills=kills)
     failure = with_mirror(failure, mirror, run) or failure
+    raise _recorded(prepared, failure)
+
+
+def _recorded(prepared: PreparedRun, failure: SamecurveError) -> SamecurveError:
+    """The failure, once it is in the run's files and its agent knows."""
+    run = prepared.run
     record_failure(run.journal, run.logs, failure)
-    judge(failure, run, attempt)
+    judge(failure, run, prepared.attempt)
     if is_refusal(prepared, failure):
         with not_hiding(failure):
             remove_refused(run)
-    raise failure
+    return failure
 
 
 def _code_of_stop(signals: Sequence[int], outcome: Outcome | None) -> int:

@@ -71,12 +71,7 @@ def run_on_hosts(
     ranks = len(devices) if loaded.config.engine == "torch" else 1
     warm_start.expect_command(entry_of(loaded.config.task).libraries)
     if not headless:
-        number = f"{hosts.least} to {hosts.most}" if hosts.may_change else str(hosts.most)
-        echo(
-            f"hosts  {number}, {ranks} ranks on each; this one is {socket.gethostname()}, and meets"
-            f" the others at {hosts.host}:{hosts.port} over"
-            f" {way.interface.name or way.interface.address}"
-        )
+        echo(_hosts_line(hosts, way, ranks))
     with TemporaryDirectory(prefix="samecurve-") as scratch:
         ended = Path(scratch) / "ended"
         for name, value in _environment(hosts, Path(scratch), ended).items():
@@ -99,13 +94,8 @@ def run_on_hosts(
             master_port=hosts.port if hosts.index is not None else None,
             local_addr=way.interface.address,
         )
-        rank = Call(
-            "samecurve.cli.entry",
-            _rank_words(),
-            "run_words",
-            new_session=True,
-            unbuffered=True,
-        )
+        words = _rank_words()
+        rank = Call("samecurve.cli.entry", words, "run_words", new_session=True, unbuffered=True)
         silence = _BEAT * _MISSED
         agent = HostAgent(spec, rank, warm_start.server, ended=ended, silence=silence)
         code = _run(agent, hosts)
@@ -115,6 +105,15 @@ def run_on_hosts(
         others = "the others go on; " if hosts.may_change else ""
         echo(f"left   {others}the same command goes on from the last save", err=True)
     return code
+
+
+def _hosts_line(hosts: Hosts, way: Way, ranks: int) -> str:
+    number = f"{hosts.least} to {hosts.most}" if hosts.may_change else str(hosts.most)
+    return (
+        f"hosts  {number}, {ranks} ranks on each; this one is {socket.gethostname()}, and meets"
+        f" the others at {hosts.host}:{hosts.port} over"
+        f" {way.interface.name or way.interface.address}"
+    )
 
 
 def _environment(hosts: Hosts, scratch: Path, ended: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import note_of, read_note, read_notes
 from samecurve.errors import RunError, SamecurveError
 from samecurve.launch.script.placement import hold_port
-from samecurve.launch.supervisor import RankGroup, RankReport
+from samecurve.launch.supervisor import GroupEnd, RankGroup, RankReport
 from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.processes import Call, ForkServer, child_environment, start
 from samecurve.processes.guard import OrphanGuard
@@ -53,16 +53,9 @@ def train_by_ranks(
 
     try:
         with OrphanGuard() as guard, hold_port(port) as held_port:
-            variables = [
-                _OWN_STORE | local_environment(rank, world_size, held_port)
-                for rank in range(world_size)
-            ]
-            calls = [rank_call(prepared.attempt, **of_rank) for of_rank in variables]
-            group = RankGroup(
-                [partial(start, call, server=server) for call in calls],
-                guard=guard,
-                read_report=partial(read_report, run),
-            )
+            calls = _rank_calls(prepared.attempt, world_size, held_port)
+            starts = [partial(start, call, server=server) for call in calls]
+            group = RankGroup(starts, guard=guard, read_report=partial(read_report, run))
             try:
                 group.start()
                 group.watch([look])
@@ -72,14 +65,25 @@ def train_by_ranks(
         return hang or explain([note_of(0, error, run.home)], {}, run.logs)
     if hang or not group.end.failed:
         return hang
+    return _explained(prepared, group.end, oom_kills_since(oom_kills_before))
+
+
+def _explained(prepared: PreparedRun, end: GroupEnd, kills: int) -> SamecurveError:
+    """Why ranks have failed. kills: by the system's out-of-memory killer, meanwhile"""
+    logs = prepared.run.logs
     return explain(
-        read_notes(run.logs, prepared.attempt.name),
-        group.end.failed,
-        run.logs,
-        oom_kills=oom_kills_since(oom_kills_before),
-        world_size=world_size,
-        left_early=group.end.finished_before,
+        read_notes(logs, prepared.attempt.name),
+        end.failed,
+        logs,
+        oom_kills=kills,
+        world_size=prepared.plan.layout.world_size,
+        left_early=end.finished_before,
     )
+
+
+def _rank_calls(attempt: Attempt, world_size: int, port: int) -> list[Call]:
+    of_ranks = [local_environment(rank, world_size, port) for rank in range(world_size)]
+    return [rank_call(attempt, **(_OWN_STORE | variables)) for variables in of_ranks]
 
 
 def rank_call(attempt: Attempt, **variables: str) -> Call:

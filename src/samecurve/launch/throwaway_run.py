@@ -15,8 +15,7 @@ from samecurve.observe.console import WarningsAlone
 from samecurve.observe.journal import append_event
 from samecurve.processes import ForkServer
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.lock import Lock
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory.run_directory import Lock, Run
 from samecurve.run.start_files import PreparedRun
 from samecurve.run.weights.base_files import Base
 

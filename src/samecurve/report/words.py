@@ -49,7 +49,7 @@ def summary_rows(run: Summary) -> dict[str, tuple[str, str]]:
 
     One run's page shows them as cards, several runs' page as a table.
     """
-    step, planned, memory = run["step"], run["steps"], run["memory_bytes"]
+    step, planned = run["step"], run["steps"]
     evaluated = dict(run["evaluated"])
     last_loss = _if_known(evaluated.pop("loss", None), show_number)
     metrics = "  ".join(f"{name} {show_number(value)}" for name, value in evaluated.items())
@@ -61,7 +61,6 @@ def summary_rows(run: Summary) -> dict[str, tuple[str, str]]:
     wall = f"of {show_seconds(run['wall_seconds'])} in {counted(run['starts'], 'start')}"
     rate = _if_known(run["samples_per_second"], lambda rate: f"{show_count(rate)} samples/s")
     tokens = _if_known(run["tokens_per_second"], lambda rate: f"{show_count(rate)} tok/s")
-    celsius = _if_known(run["celsius_max"], f"; at most {{:.0f}} {_CELSIUS}".format)
     return {
         "training loss": (show_number(run["loss_mean"]) if step else "", loss_of),
         "best validation loss": (
@@ -78,15 +77,7 @@ def summary_rows(run: Summary) -> dict[str, tuple[str, str]]:
         "throughput": (tokens or rate, f"{rate}; medians" if rate else ""),
         "MFU": (_if_known(run["mfu"], "{:.1%}".format), ""),
         "waiting for data": (_if_known(run["wait_share"], "{:.1%}".format), "of a step, median"),
-        "memory of a device": (_if_known(memory, show_bytes), _of_estimate(run)),
-        "utilisation": (
-            _if_known(run["utilisation_mean"], "{:.0%}".format),
-            "mean of the devices' readings",
-        ),
-        "power": (
-            _if_known(run["power_watts_mean"], "{:.0f} W".format),
-            f"all devices, mean{celsius}",
-        ),
+        **_rows_of_devices(run),
         "devices": (str(run["world"] or ""), show_devices(run["devices"])),
         "how": _how(run),
         "batch": (_if_known(run["batch"], str), _accumulation(run)),
@@ -97,6 +88,21 @@ def summary_rows(run: Summary) -> dict[str, tuple[str, str]]:
         ),
         "updates left out": (str(run["skipped"] or ""), "their gradient was not finite"),
         "warnings": (str(run["warnings"] or ""), ""),
+    }
+
+
+def _rows_of_devices(run: Summary) -> dict[str, tuple[str, str]]:
+    """What sensors have read during the run."""
+    memory, utilisation = run["memory_bytes"], run["utilisation_mean"]
+    celsius = _if_known(run["celsius_max"], f"; at most {{:.0f}} {_CELSIUS}".format)
+    watts = _if_known(run["power_watts_mean"], "{:.0f} W".format)
+    return {
+        "memory of a device": (_if_known(memory, show_bytes), _of_estimate(run)),
+        "utilisation": (
+            _if_known(utilisation, "{:.0%}".format),
+            "mean of the devices' readings",
+        ),
+        "power": (watts, f"all devices, mean{celsius}"),
     }
 
 

@@ -22,8 +22,15 @@ from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import read_file_bytes
 from samecurve.errors import UserError
-from samecurve.run.directory.lock import Lock, is_live, is_own_lock
-from samecurve.run.directory.run_directory import SCRATCH, SUBMITTED, Run, unwritable
+from samecurve.run.directory.run_directory import (
+    SCRATCH,
+    SUBMITTED,
+    Lock,
+    Run,
+    is_live,
+    is_own_lock,
+    unwritable,
+)
 from samecurve.tasks.user_class.class_place import SOURCE_INDEX, SOURCES, TASK_PICKLE
 from samecurve.units import show_bytes
 

@@ -21,8 +21,7 @@ from samecurve.errors import Refusals, UserError
 from samecurve.probe import network_note, probe
 from samecurve.processes import ForkServer
 from samecurve.run.describe import describe
-from samecurve.run.directory.lock import Lock
-from samecurve.run.directory.run_directory import Run, unwritable
+from samecurve.run.directory.run_directory import Lock, Run, unwritable
 from samecurve.run.preconditions import (
     check_open_files,
     check_port,
@@ -102,16 +101,10 @@ def _prepare(request: StartRequest, claim: "Claim | None") -> PreparedRun:
     config = loaded.config
     layout = _accepted_layout(config, machine, can_measure=measure is not None)
     if warm_start:
-        is_open = has_open_ranks(config, machine) and machine.cores > 1
-        may_grow = is_open and config.train.may_have_same_bits and bool(config.batch.samples)
+        may_grow = _may_grow(config, machine)
         warm_start.expect(layout, entry_of(config.task).libraries, may_grow=may_grow)
     origin = find_origin(loaded, options)
-    if claim:
-        origin.notes[:0] = claim.notes
-    elif origin.run and origin.run.remote.is_file():
-        from samecurve.run.remote.stored_run import note_unmirrored
-
-        origin.notes += note_unmirrored(origin.run)
+    _note_mirror(origin, claim)
     loaded = _with_kept_defaults(loaded, origin)
     config = loaded.config
     server = warm_start.server if warm_start else None
@@ -147,6 +140,22 @@ def _prepare(request: StartRequest, claim: "Claim | None") -> PreparedRun:
             mirrored=claim.mirrored if claim else None,
         )
         return write_start(accepted)
+
+
+def _note_mirror(origin: Origin, claim: "Claim | None") -> None:
+    """Note what the mirror of a run that goes on has said, or that it has none any more."""
+    if claim:
+        origin.notes[:0] = claim.notes
+    elif origin.run and origin.run.remote.is_file():
+        from samecurve.run.remote.stored_run import note_unmirrored
+
+        origin.notes += note_unmirrored(origin.run)
+
+
+def _may_grow(config: Config, machine: Machine) -> bool:
+    """Whether the plan may take more CPU ranks than the config names."""
+    is_open = has_open_ranks(config, machine) and machine.cores > 1
+    return is_open and config.train.may_have_same_bits and bool(config.batch.samples)
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import has_finished
-from samecurve.run.directory.lock import Lock, is_live
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory.run_directory import Lock, Run, is_live
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class.class_place import identity_of
 

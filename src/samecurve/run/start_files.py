@@ -21,8 +21,7 @@ from samecurve.observe.journal import (
     last_step,
 )
 from samecurve.run.directory.attempt import Attempt, clear_logs, new_attempt_name, surroundings
-from samecurve.run.directory.lock import Lock
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory.run_directory import Lock, Run
 from samecurve.run.preconditions import remove_cut_off
 from samecurve.run.resume import (
     Options,

@@ -93,16 +93,15 @@ def step_cost(
     seconds = compute + update + exposed + metrics + copies
     alone_update, _ = _update(config, plan, facts, cluster, 1)
     alone = global_batch_size / micro * one_round.total + alone_update
-    computing, of_peak = _compute_formulas(
-        plan, facts.flops_per_sample, peak, utilization=utilization, one_round=one_round
-    )
+    flops, used = facts.flops_per_sample, utilization
+    computing, of_peak = _compute_formulas(plan, flops, peak, utilization=used, one_round=one_round)
     return StepCost(
         seconds=seconds,
         compute=compute,
         update=update,
         exposed=exposed + metrics,
         efficiency=alone / plan.layout.num_devices / seconds,
-        mfu=facts.flops_per_sample * global_batch_size / (seconds * plan.layout.num_devices * peak),
+        mfu=flops * global_batch_size / (seconds * plan.layout.num_devices * peak),
         traffic=sent,
         copies=copies,
         formulas={

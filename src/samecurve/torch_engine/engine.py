@@ -35,7 +35,6 @@ from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.model.model_builder import ModelBuilder, all_given
 from samecurve.torch_engine.model.model_setup import IsGiven, run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
-from samecurve.torch_engine.optimizers.make import make_updates
 from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
@@ -52,7 +51,7 @@ from samecurve.torch_engine.step.precision import (
     set_deterministic,
 )
 from samecurve.torch_engine.step.setup import EngineSetup, State
-from samecurve.torch_engine.step.step_assembly import make_training_step
+from samecurve.torch_engine.step.step_assembly import make_training_step, make_updates
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.step.training_step import Step
 from samecurve.torch_engine.strategies import make_strategy

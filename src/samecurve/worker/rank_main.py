@@ -66,15 +66,7 @@ def run_rank(
     clock = StartupClock()
     control = ControlFile(run, attempt.name, plan.every.save_seconds)
     requests = Requests(control if context.is_first else None)
-    signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
-    if on_signal:
-
-        def hear(number: int, _frame: object) -> None:
-            requests.signal = number
-            on_signal(requests)
-
-        for number in stop_signals():
-            signal.signal(number, hear)
+    _hear_signals(requests, on_signal)
     # any other rank has a launcher that reports its failure
     speaks = context.is_first and (on_signal is not None or rank.world_size == 1)
     with answering(run.logs, rank.index):
@@ -103,6 +95,20 @@ def run_rank(
     return outcome
 
 
+def _hear_signals(requests: Requests, on_signal: Callable[[Requests], None] | None) -> None:
+    """Take requests by signals. on_signal: as run_rank() has it"""
+    signal.signal(STOP_SIGNAL, lambda *_: requests.stop())
+    if on_signal is None:
+        return
+
+    def hear(number: int, _frame: object) -> None:
+        requests.signal = number
+        on_signal(requests)
+
+    for number in stop_signals():
+        signal.signal(number, hear)
+
+
 def _meeting_limit(context: RankContext, *, speaks: bool) -> Any:
     """Limits the time in which ranks meet; does nothing for one device."""
     if context.plan.layout.num_devices == 1:
@@ -124,8 +130,7 @@ def train_rank(
 ) -> Outcome:
     """Put together one rank's feed, store and journal, and run the loop over them.
 
-    store: in place of the run's own checkpoints.
-    clock: has timed what came before.
+    store: in place of the run's own checkpoints. clock: has timed what came before.
     as_if_split: also refuse what only one microbatch on one device would train.
     """
     attempt, run, plan = context.attempt, context.run, context.plan
@@ -153,19 +158,16 @@ def train_rank(
         started={**(clock.seconds if clock else {}), **machine_load()},
         as_if_split=as_if_split,
     )
-    closers = [feed.close, engine.close]
+    closers = [feed.close, engine.close, *([journal.close] if journal else [])]
     if data_workers:
         closers.insert(0, data_workers.kill)
-    if journal:
-        closers.append(journal.close)
     with closing_all(*closers), _explained(context, engine, store, heartbeat):
         if not _prepare_data(context, task, requests, loop=loop_context, step=first_step):
             return "stopped"
         if attempt.evaluate:
             assert saved
             return evaluate(loop_context, saved, weights)
-        _, outcome = train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)
-        return outcome
+        return train(loop_context, saved=saved, weights=weights, stop_at=attempt.stop_at)[1]
 
 
 def _prepare_data(

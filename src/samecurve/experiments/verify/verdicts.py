@@ -117,17 +117,12 @@ def judge(
             if name.startswith("model/")
         }
     )
-    gradient = _distances(
-        {name: (value, reference.gradient[name]) for name, value in trajectory.gradient.items()}
-    )
     largest = max(losses), max(norms), max(parameters.values())
     worst = max(largest)
     steps = zip(losses, norms, strict=True)
     exceeding = [step for step, pair in enumerate(steps, start=1) if max(pair) > tolerance]
     first_step = exceeding[0] if exceeding else None
-    unequal: list[str] = []
-    if not tolerance:
-        unequal = _unequal_arrays(trajectory.arrays, reference.arrays)
+    unequal = [] if tolerance else _unequal_arrays(trajectory.arrays, reference.arrays)
     passed = worst <= tolerance and not unequal
     in_float32 = trajectory.in_float32 or reference.in_float32
     if passed:
@@ -142,7 +137,10 @@ def judge(
             " another start"
         )
     else:
-        culprit = _first_culprit(first_step, gradient, parameters, tolerance)
+        gradient = {
+            name: (value, reference.gradient[name]) for name, value in trajectory.gradient.items()
+        }
+        culprit = _first_culprit(first_step, _distances(gradient), parameters, tolerance)
         culprit += _without_gradient(parameters, reference.gradient, tolerance)
     return Verdict(
         layout=layout,

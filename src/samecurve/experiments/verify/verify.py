@@ -5,6 +5,7 @@ device.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
@@ -22,7 +23,7 @@ from samecurve.experiments.verify.verdicts import TOLERANCE, Verdict, compare_la
 from samecurve.experiments.verify.verify_report import as_json as report_json
 from samecurve.experiments.verify.verify_report import columns, conclusion, head, row
 from samecurve.features.balance import balance_of
-from samecurve.launch.pool import JobFailedError, pool
+from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
 from samecurve.tasks import entry_of
@@ -58,8 +59,7 @@ def verify(
     parts = [] if layout_list is None else layout_list.split(",")
     named = [parse_layout(part) for part in parts]
     config = _with_bits_settled(config, machine, facts, kind, named)
-    same_bits = config.train.asks_same_bits
-    tolerance = 0.0 if same_bits else tolerance
+    tolerance = 0.0 if config.train.asks_same_bits else tolerance
     layouts = named or _default_layouts(config, facts, kind, machine)
     for engine in {leg.engine for layout in layouts for leg in layout.legs} - {config.engine}:
         # refuses an engine for which the task has no model
@@ -76,16 +76,12 @@ def verify(
         verdicts = _shown(runner, layouts, tolerance, show)
         carried = None
         if rounding:
-            own, most = rounding
-            of_own = LayoutRunner(
-                own, machine, describe(own), steps=None, kind=kind, pool=ranks, home=home / "own"
-            )
-            carried = _measured(of_own, most)
+            carried = _measured(rounding, machine, kind=kind, ranks=ranks, home=home / "own")
             show(rounding_line(carried))
     if as_json:
         echo(report_json(runner, tolerance, verdicts, left_out, carried))
     lines = [f"left out: {line}" for line in left_out]
-    show("\n".join([*lines, conclusion(verdicts, bits=same_bits)]))
+    show("\n".join([*lines, conclusion(verdicts, bits=runner.same_bits)]))
     return 0 if all(verdict.verdict == "PASS" for verdict in verdicts) else 1
 
 
@@ -121,8 +117,13 @@ def _with_bits_settled(
     return config.with_bits(same=settled.train.asks_same_bits)
 
 
-def _measured(runner: LayoutRunner, steps: int) -> Rounding:
-    """UserError: too few steps, or the plan on one device is refused."""
+def _measured(
+    rounding: tuple[Config, int], machine: Machine, *, kind: str, ranks: Pool, home: Path
+) -> Rounding:
+    """UserError: too few steps, or the plan on one device is refused. rounding: as in verify()"""
+    config, steps = rounding
+    facts = describe(config)
+    runner = LayoutRunner(config, machine, facts, steps=None, kind=kind, pool=ranks, home=home)
     try:
         return measure_rounding(runner, steps)
     except JobFailedError as error:

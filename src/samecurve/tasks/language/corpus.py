@@ -16,23 +16,20 @@ from numpy.typing import NDArray
 from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once, stamp_file
 from samecurve.core.system.files import write_json
 from samecurve.errors import Refusals, UserError
-from samecurve.probe.progress import show_progress
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (
     PACKED,
+    Role,
+    SourceSplits,
     batches_of,
     check_is_text,
+    check_split_is_somewhere,
     check_whole_tokens,
     files_of_source,
+    has_suffix,
     id_blocks,
     no_files,
     passed_over,
-)
-from samecurve.tasks.text.splits import (
-    Role,
-    SourceSplits,
-    check_split_is_somewhere,
-    has_suffix,
     paths_by_split,
     use_splits,
 )
@@ -132,13 +129,19 @@ def _read_text(files: list[Path], tokenizer: str, cache: Path) -> Corpus:
         for file in files:
             _text(file)
 
-    cache_entry(home, make, say=show_progress)
+    cache_entry(home, make, say=_say)
     check_once(home, check)
     corpus = replace(Corpus.read(home / "corpus.json"), path=str(home / "tokens.bin"))
     trained_tokenizer = home / "tokenizer.json"
     if trained_tokenizer.exists():
         return replace(corpus, tokenizer=str(trained_tokenizer))
     return corpus
+
+
+def _say(line: str) -> None:
+    from samecurve.probe.progress import show_progress  # few runs have tokens to make
+
+    show_progress(line)
 
 
 def stamp_corpus(data: LanguageData) -> object:

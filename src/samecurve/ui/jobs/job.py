@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 from samecurve.core.system.files import read_file_bytes, regular_only
 from samecurve.processes import python_module
-from samecurve.run.directory.lock import is_live
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory.run_directory import Run, is_live
 from samecurve.terminal import printable
 from samecurve.ui.jobs.marks import mark_of, why_foreign
 from samecurve.ui.jobs.processes import ProcessName

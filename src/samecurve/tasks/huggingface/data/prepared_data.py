@@ -102,9 +102,9 @@ def prepare_data(
 ) -> PreparedData:
     """Prepare the data of a config. Results are kept in the cache and reused.
 
-    model: its directory, which may hold a tokenizer. vocab_size: the model's, of which random
-        tokens are drawn. learns: what the model learns of a row. classes: of labels (none: those
-        of the data). for_encoder: a BPE that is trained here gets a mask token.
+    model: its directory, which may hold a tokenizer. vocab_size: the model's, for random tokens.
+    learns: what the model learns of a row. classes: of labels (none: those of the data).
+    for_encoder: a BPE that is trained here gets a mask token.
     UserError: a source, the tokenizer or the chat template can't be used.
     """
     if data.is_random:
@@ -116,15 +116,9 @@ def prepare_data(
     if learns == "label":
         parts, unlabelled = without_foreign_labels(parts, classes)
         lines = [*lines, *unlabelled]
-    corpora = [part.corpus for part in parts]
     laid_out, key = _rows(data, parts, home)
-    pad = 0 if tokenizer is None else tokenizer.pad
-    width = data.seq_len if data.packing else None
-    known_by = {"train": key, "held_out": f"{key}/held out", "test": f"{key}/test"}
-    rows = {
-        use: TokenRows(corpora, of_use, width=width, pad=pad, known_by=known_by[use])
-        for use, of_use in laid_out.rows.items()
-    }
+    corpora, pad = [part.corpus for part in parts], 0 if tokenizer is None else tokenizer.pad
+    rows = _token_rows(data, corpora, laid_out.rows, pad=pad, key=key)
     largest = max(corpora, key=lambda corpus: corpus.notes.largest_id)
     prepared = PreparedData(
         train=rows["train"],
@@ -146,6 +140,23 @@ def prepare_data(
     if learns == "tokens":
         return prepared
     return _labelled(prepared, rows, corpora, data=data, classes=classes)
+
+
+def _token_rows(
+    data: HFData,
+    corpora: Sequence[TokenizedSource],
+    laid_out: Mapping[str, Rows],
+    *,
+    pad: int,
+    key: str,
+) -> dict[str, TokenRows]:
+    """The rows by their use. key: of the data"""
+    width = data.seq_len if data.packing else None
+    known_by = {"train": key, "held_out": f"{key}/held out", "test": f"{key}/test"}
+    return {
+        use: TokenRows(corpora, of_use, width=width, pad=pad, known_by=known_by[use])
+        for use, of_use in laid_out.items()
+    }
 
 
 def _labelled(

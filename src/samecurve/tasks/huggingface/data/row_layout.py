@@ -17,7 +17,7 @@ from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.packing import pack
 from samecurve.tasks.huggingface.data.tokenized_source import TokenizedSource
 from samecurve.tasks.huggingface.sections import HFData, WeightedSource
-from samecurve.tasks.text.splits import Role
+from samecurve.tasks.text import Role
 
 Numbers = NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from samecurve.tasks.huggingface.data.tokenized_source import (
 )
 from samecurve.tasks.huggingface.data.tokenizer_source import has_tokenizer, keep_tokenizer
 from samecurve.tasks.huggingface.sections import HFData
-from samecurve.tasks.text.splits import Role, SourceSplits, check_split_is_somewhere
+from samecurve.tasks.text import Role, SourceSplits, check_split_is_somewhere
 
 
 def tokenize_sources(

@@ -10,11 +10,13 @@ from samecurve.core.config.sections import ALL
 from samecurve.core.system.cache import stamp_file
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import Kind
-from samecurve.tasks.text import PACKED, STANDARD_LIBRARY, no_files
-from samecurve.tasks.text.splits import (
+from samecurve.tasks.text import (
+    PACKED,
+    STANDARD_LIBRARY,
     SourceSplits,
     canonical_split,
     has_suffix,
+    no_files,
     paths_by_split,
     use_splits,
 )
