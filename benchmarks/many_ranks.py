@@ -46,7 +46,7 @@ from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.observe.heartbeat import Heartbeat
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks, open_task
-from samecurve.torch_engine.strategies.gather_order import GatherOrder
+from samecurve.torch_engine.strategies.sharded.order import GatherOrder
 from samecurve.watch import live_ranks
 from samecurve.worker.meeting import Meeting
 
@@ -159,7 +159,7 @@ def measure_one_of(home: Path, world: int, strategy: str) -> Mapping[str, Any]:
     from samecurve.torch_engine.process_group import Comm
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    GatherOrder._agree = as_this_rank  # type: ignore[assignment, method-assign]  # noqa: SLF001
+    GatherOrder._rows_of_all = as_this_rank  # type: ignore[method-assign]  # noqa: SLF001
     began = time.perf_counter()
     config, made, task = make_plan(home, world, strategy)
     planned = time.perf_counter()
@@ -227,10 +227,9 @@ def measure_watch(home: Path, world: int) -> Mapping[str, Any]:
     return {"ranks": world, "look_milliseconds": round(1e3 * statistics.median(seconds), 2)}
 
 
-def as_this_rank(order: GatherOrder, event: int) -> int:
+def as_this_rank(_order: GatherOrder, own: torch.Tensor) -> torch.Tensor:
     """All ranks gather and sum as this one does: the fake group has no answer of theirs."""
-    order._order.append(event)  # noqa: SLF001
-    return event
+    return own[None]
 
 
 def in_child(function: Any, *arguments: Any) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and id(leaf) not in before and _has_bytes(leaf):
                 self._add(leaf.untyped_storage())
-        if self.now > self.peak:  # FSDP empties storages that it keeps: their sizes are asked anew
+        if self.now > self.peak:  # fsdp empties storages that it keeps: their sizes are asked anew
             self.peak = max(self.peak, self.measured())
         return result
 

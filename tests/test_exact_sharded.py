@@ -131,7 +131,7 @@ def test_a_gradient_that_comes_in_parts_is_refused(tmp_path: Path) -> None:
 
 
 def cuts(rows: int, shards: int) -> list[slice]:
-    """The rows of each shard, as fully_shard() cuts them."""
+    """The rows of each shard, as a Weight cuts them."""
     piece = -(-rows // shards)
     return [slice(begin, begin + piece) for begin in range(0, rows, piece)]
 

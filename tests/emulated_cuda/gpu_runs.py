@@ -55,7 +55,7 @@ def train(home: Path, runs: Mapping[str, Legs], *, devices: int = 3) -> dict[str
     done = subprocess.run(
         [sys.executable, "-m", "strategy_runs", cases, answers],
         cwd=home,
-        env=_environment(devices),
+        env=environment(devices),
         capture_output=True,
         text=True,
         timeout=540,
@@ -65,7 +65,7 @@ def train(home: Path, runs: Mapping[str, Legs], *, devices: int = 3) -> dict[str
     return {name: Answer(**answer) for name, answer in json.loads(answers.read_text()).items()}
 
 
-def _environment(devices: int) -> dict[str, str]:
+def environment(devices: int) -> dict[str, str]:
     emulated = Emulation(devices=devices).environment()
     paths = os.pathsep.join([emulated["PYTHONPATH"], str(HERE)])
     return {**os.environ, **emulated, "PYTHONPATH": paths}

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import nn
 
 from samecurve.core.determinism.mean import Mean
@@ -11,10 +12,9 @@ from samecurve.core.protocols import Arrays
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
-from samecurve.torch_engine.model.model_call import ModelCall
-from samecurve.torch_engine.strategies.fsdp import FSDP
 from samecurve.torch_engine.strategies.reducers import make_reducer
 from samecurve.torch_engine.strategies.replicated import Replicated
+from samecurve.torch_engine.strategies.sharded.group import Gradients, WeightGroup
 from samecurve.worker.jobs.train_job import rehearse
 
 LOST = "layers.1.mlp.up_proj.weight"
@@ -64,16 +64,18 @@ def one_not_reduced(index: int, group: Any, argument: str) -> None:
         rehearse(index, group, argument)
 
 
-def factor_on_the_root_alone(index: int, group: Any, argument: str) -> None:
-    """fully_shard's sums instead of means are asked of the root, not of each block; the split
-    check, which would refuse it, does not look.
+def blocks_averaged(index: int, group: Any, argument: str) -> None:
+    """Gradients of blocks are averaged over the ranks, and those outside of blocks are summed; the
+    split check, which would refuse it, does not look.
     """
+    right = WeightGroup.packed
+
+    def packed(weights: WeightGroup, gradients: Gradients) -> torch.Tensor:
+        sent = right(weights, gradients)
+        return sent if weights.is_root else sent / len(sent)
+
     with (
-        patch.object(
-            FSDP,
-            "_sharded_modules",
-            staticmethod(lambda part: [part] if isinstance(part, ModelCall) else []),
-        ),
+        patch.object(WeightGroup, "packed", packed),
         patch.object(TorchEngine, "check_split", lambda *_rows, **_options: []),
     ):
         rehearse(index, group, argument)

@@ -106,7 +106,7 @@ def test_no_setting_of_the_users_breaks_an_experiment(
             f"step 1: the loss is equal, the gradient is not: {faults.LOST} ",
         ),
         (
-            faults.factor_on_the_root_alone,
+            faults.blocks_averaged,
             "fsdp:2",
             "step 1: the loss is equal, the gradient is not: layers.",
         ),

@@ -122,7 +122,7 @@ class AsksWorld(Plain):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         world_size = dist.get_world_size() if dist.is_initialized() else 1
-        is_sharded = getattr(self.layers[0], "_is_fsdp_managed_module", False)
+        is_sharded = any("FSDP" in kind.__name__ for kind in type(self.layers[0]).__mro__)
         return super().forward(x) * world_size * (2 if is_sharded else 1)
 
 
@@ -229,19 +229,15 @@ class HandedOn(Plain):
 
 
 class LayerDrop(Skips):
-    """Layers are skipped at random; those that fsdp wraps are computed and not used, as wav2vec2's
-    are. The input asks for a gradient, as there.
-    """
+    """Layers are skipped at random, as wav2vec2's are. The input asks for a gradient, as there."""
 
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         if self.training:
             x.requires_grad = True
         for layer in self.layers:
             is_skipped = self.training and bool(torch.rand([]) < 0.5)
-            if not is_skipped or getattr(layer, "_is_fsdp_managed_module", False):
-                y = torch.tanh(layer(x))
             if not is_skipped:
-                x = x + y
+                x = x + torch.tanh(layer(x))
         return x
 
 

@@ -5,6 +5,7 @@ results are those of the model as written.
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -26,7 +27,9 @@ from samecurve.torch_engine.model.model_setup import seeded
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
-from samecurve.torch_engine.strategies.fsdp import FSDP
+from samecurve.torch_engine.strategies.sharded.group import WeightGroup
+from samecurve.torch_engine.strategies.sharded.strategy import Sharded
+from samecurve.torch_engine.strategies.sharded.sums import RoundSums
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
@@ -118,7 +121,7 @@ def sharded_step(
     _index: int, group: Any, precision: str, corpus: Path, cache: Path
 ) -> tuple[int, int, list[str]]:
     """A rank's programs and graph breaks in two steps of the decoder under fsdp, and the order in
-    which it gathers weights and sums gradients.
+    which the second one begins to gather weights and to sum gradients.
     """
     config = config_of(
         tiny_values(
@@ -128,40 +131,54 @@ def sharded_step(
         )
     )
     made = plan(config, MACHINE, open_task(config, str(cache)).facts())
-    strategy = FSDP(made, Comm(group), [torch.device("cpu")])
+    strategy = Sharded(made, Comm(group), [torch.device("cpu")])
     with seeded(1):
         model = Decoder(FIELDS, 40)
     compile_model(model, "eager")
     counters = torch._dynamo.utils.counters
     counters.clear()
     strategy.distribute([model], lambda _: None)
-    tokens = torch.arange(24).view(3, 8)
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-            loss = strategy.train(0, Decoder.__call__, tokens, tokens)
-        loss.backward()
-        strategy._order.finish()
-    titles = strategy._order._titles
-    order = [
-        f"{'sums' if event % 2 else 'gathers'} {titles[event // 2]}"
-        for event in next(iter(strategy._order._orders.values()))
-        if event >= 0
-    ]
+    tokens, order = torch.arange(24).view(3, 8), list[str]()
+    microbatch: Any = SimpleNamespace(real=3)
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, name, word in ((WeightGroup, "start", "gathers"), (RoundSums, "send", "sums")):
+            patch.setattr(kind, name, noted(getattr(kind, name), word, order))
+        for _ in range(2):
+            order.clear()
+            strategy.begin_step([], 1)
+            strategy.begin_microbatch(0, microbatch, is_last=True)
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = strategy.train(0, Decoder.__call__, tokens, tokens)
+            loss.backward()
+            strategy.end_microbatch(0, microbatch)
+    strategy.close()
     return programs(), sum(counters["graph_break"].values()), order
+
+
+def noted(function: Any, word: str, order: list[str]) -> Any:
+    """The method, which notes that it begins with a group. What is on its way begins nothing."""
+
+    def noting(owner: Any, *arguments: Any) -> None:
+        of: Any = arguments[0] if arguments else owner
+        if word == "sums" or of._pending is None:
+            order.append(f"{word} {of.title}")
+        function(owner, *arguments)
+
+    return noting
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("f32", marks=pytest.mark.long)])
 def test_a_sharded_block_is_one_program_and_is_gathered_ahead(
     precision: str, pool: Pool, corpus: Path, cache: Path
 ) -> None:
-    """The hooks of fully_shard lie outside of the program. While a block computes its gradients,
-    the next one is gathered.
+    """The hooks of fsdp lie outside of the program. The last block stays whole for backward. While
+    a block computes its gradients, the next one is gathered, and the one before is summed.
     """
     numbers = range(FIELDS.num_layers)
-    backward = ["gathers layers.3"]
-    for number in reversed(numbers):
-        ahead = [f"gathers layers.{number - 1}"] if number else []
-        backward += [*ahead, f"sums layers.{number}"]
+    backward = ["gathers layers.2"]
+    for number in reversed(numbers[1:]):
+        ahead = [f"gathers layers.{number - 2}"] if number > 1 else []
+        backward += [f"sums layers.{number}", *ahead]
     for count, breaks, order in pool.run(2, sharded_step, precision, corpus, cache):
         assert (count, breaks) == (2, 0)  # one for a block, one for the head
         assert order == [
@@ -169,6 +186,7 @@ def test_a_sharded_block_is_one_program_and_is_gathered_ahead(
             *(f"gathers layers.{number}" for number in numbers),
             *backward,
             "sums the model",
+            "sums layers.0",
         ]
 
 

@@ -4,13 +4,10 @@ them in f64 for each kind of model.
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 
-from samecurve.torch_engine.strategies.gather_events import END
-from samecurve.torch_engine.strategies.gather_order import GatherOrder
 from tiny import Outcome, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 
@@ -40,21 +37,3 @@ def test_gradients_in_two_bytes_are_added_in_f32(trained: Any) -> None:
     once, by_round = (trained(2, "fsdp", gather, train=train) for gather in ("step", "round"))
     np.testing.assert_allclose(once.norms, by_round.norms, rtol=1e-6)
     np.testing.assert_allclose(once.losses, by_round.losses, rtol=1e-6)
-
-
-@pytest.mark.parametrize("skips", [False, True])
-def test_each_rank_asks_for_skipped_blocks(*, skips: bool) -> None:
-    """The ranks answer together: one that left the question out would leave the others waiting."""
-    asked = []
-    order = object.__new__(GatherOrder)
-    order._skips, order._learns, order._has_diverged = skips, True, False
-    order._watches, order._order, order._key = False, [END], ((True, True), "")
-    order._counts = Mock(vary=lambda _: False)
-
-    def skipped(_order: GatherOrder) -> list[str]:
-        asked.append(1)
-        return []
-
-    with patch.object(GatherOrder, "_skipped_blocks", skipped):
-        order.end_call()
-    assert asked == [1]

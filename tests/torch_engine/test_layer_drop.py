@@ -11,7 +11,7 @@ from test_models import InProcess, Result, assert_same, trained
 from torch import Tensor, nn
 
 from samecurve import Mean
-from samecurve.torch_engine.strategies.gather_events import skipped_blocks
+from samecurve.torch_engine.strategies.sharded.skipped_blocks import skipped_blocks
 from tiny import config_of
 from worlds import Pool
 

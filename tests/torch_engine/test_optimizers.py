@@ -306,7 +306,7 @@ def with_local_statistics(
 ) -> Any:
     from samecurve.features.optimizers.adamw8bit import torch_optimizer as adamw_8bit
     from samecurve.torch_engine.strategies.base import Strategy as Single
-    from samecurve.torch_engine.strategies.fsdp import FSDP
+    from samecurve.torch_engine.strategies.sharded.strategy import Sharded
 
     def of_shards(_self: Any, _params: Any, matrices: Any, function: Any) -> Any:
         return ((number, function(matrix)) for number, matrix in enumerate(matrices))
@@ -317,8 +317,8 @@ def with_local_statistics(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adamw_8bit, "quantized", with_one_scale)
-        patch.setattr(FSDP, "sum_over_parts", Single.sum_over_parts)
-        patch.setattr(FSDP, "map_whole", of_shards)
+        patch.setattr(Sharded, "sum_over_parts", Single.sum_over_parts)
+        patch.setattr(Sharded, "map_whole", of_shards)
         return function(index, group, *arguments)
 
 

@@ -76,7 +76,7 @@ def tenths_held(engine: Any, state: Any) -> int:
     rows = feed_of(engine).trial_rows(5)
     weights = sum(parameter.numel() * parameter.itemsize for parameter in state.model.parameters())
     with LiveBytes() as held:
-        _ = [parameter.detach().view(-1) for parameter in state.model.parameters()]
+        _ = [local_view(parameter.detach()).view(-1) for parameter in state.model.parameters()]
         own = held.now
         engine.check_split(state, rows)
     return int(10 * (held.peak - own) / weights + 0.5)

@@ -91,10 +91,13 @@ def train(
     is_alone = plan.layout.world_size == 1  # nobody else is to agree to what this rank is asked
     next_due, is_saving = plan.next_due(done), False
     ends_early = plan.ends_early(counters)
+    rates: Mapping[int, float] = {}
 
     for step, batch in () if ends_early else context.feed:
         heartbeat(step, "step")
-        lr = plan.schedule.at(step, context.lr_factor)
+        if step not in rates:
+            rates = plan.schedule.rates(step, context.lr_factor)
+        lr = rates[step]
         requests = _UNASKED if is_alone else _LateRequests(context.requests)
         state, metrics = engine.step(state, batch, lr, requests)
         requested = logger.add(step, batch, lr, metrics)

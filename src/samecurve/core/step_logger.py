@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY
 from samecurve.core.events import REQUESTS, Event, Request
@@ -45,13 +45,8 @@ _SMALLEST_SCALE = 2.0**-14  # of f16; below it, what is not finite is not the sc
 JournalValues = dict[str, Any]
 
 
-class _Deferred(NamedTuple):
-    """A step that is queued, whose line is still to be written."""
-
-    step: int
-    batch: Batch
-    lr: float
-    metrics: PendingMetrics
+# a step that is queued, whose line is still to be written: its batch, learning rate and metrics
+_Deferred = tuple[int, Batch, float, PendingMetrics]
 
 
 class StepLogger:
@@ -73,7 +68,7 @@ class StepLogger:
         Returns what ranks were asked, as far as those lines tell.
         """
         requested = self.flush() if self._deferred else set()
-        self._deferred = _Deferred(step, batch, lr, metrics)
+        self._deferred = (step, batch, lr, metrics)
         if metrics.on_host:
             requested |= self.flush()
         return requested
@@ -89,18 +84,19 @@ class StepLogger:
         """
         if self._deferred is None:
             return set()
-        deferred, self._deferred = self._deferred, None
-        metrics = deferred.metrics.read()
+        step, batch, lr, pending = self._deferred
+        self._deferred = None
+        metrics = pending.read()
         seconds = max(metrics.done_at - self._clock, 1e-9)
         self._clock = metrics.done_at
         self._step_seconds += seconds
         self._steps += 1
         self._peak_bytes = list(map(max, self._peak_bytes, map(int, metrics.memory_bytes)))
 
-        values = self._values(deferred, metrics, seconds)
+        values = self._values(batch.samples, lr, metrics, seconds)
         if not metrics.finite:
-            self._skip_or_stop(deferred.step, metrics, values)
-        done = deferred.step + 1
+            self._skip_or_stop(step, metrics, values)
+        done = step + 1
         self._record(Event("step", done, values))
         if self._stragglers:
             waits, forwards = metrics.wait_seconds, metrics.forward_seconds
@@ -120,13 +116,15 @@ class StepLogger:
             "memory_estimate_bytes": self._plan.memory_estimate,
         }
 
-    def _values(self, deferred: _Deferred, metrics: StepMetrics, seconds: float) -> JournalValues:
+    def _values(
+        self, samples: int, lr: float, metrics: StepMetrics, seconds: float
+    ) -> JournalValues:
         """The values of a step's line in the journal."""
-        plan, samples = self._plan, deferred.batch.samples
+        plan = self._plan
         values: JournalValues = {
             "loss": metrics.loss,
             "grad_norm": metrics.grad_norm,
-            "lr": deferred.lr,
+            "lr": lr,
             "samples_per_second": samples / seconds,
             "seconds": seconds,
             "wait_seconds": max(metrics.wait_seconds),

@@ -74,7 +74,7 @@ class Journal:
         self._path = path
         self._descriptor = _open(path)
         self._step = 0  # of the last event
-        self._lines: list[bytes] = []
+        self._events: list[Event] = []  # that are no lines yet
         self._running = RunningHash()
         self._pending = b""  # the rest of earlier lines that could not be written yet
         self._error: RunError | None = None
@@ -89,9 +89,8 @@ class Journal:
         """Write an event. A start's last line also gets the hash of all lines before it."""
         if event.kind in _ENDS:
             event = replace(event, values={**event.values, "journal": self.head().to_json()})
-        line = line_of(event).encode()
         with self._lock:
-            self._lines.append(line)
+            self._events.append(event)  # a step's becomes a line in the thread that writes it
             self._step = event.step
         if event.kind != "step" or self._error:
             self.flush()
@@ -99,8 +98,8 @@ class Journal:
 
     def flush(self) -> None:
         with self._lock:
-            self._pending += b"".join(self._lines)
-            self._lines.clear()
+            self._pending += "".join(map(line_of, self._events)).encode()
+            self._events.clear()
             try:
                 self._find_again()
                 while self._pending:

@@ -72,10 +72,10 @@ class WarmStart:
             self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")
             self._imports.start()
             return
-        # torch's wrapper of a model on several ranks imports these modules, and the first np.unique
+        # torch's wrapper of a model on several ranks imports the compiler, and the first np.unique
         # imports numpy's masked arrays
-        wrapper = "torch.distributed.fsdp" if layout.shards > 1 else "torch._dynamo"
-        self.server.preload((*described, _ENGINE, "numpy.ma", wrapper, _TRAINS))
+        wrapper = () if layout.shards > 1 else ("torch._dynamo",)
+        self.server.preload((*described, _ENGINE, "numpy.ma", *wrapper, _TRAINS))
 
     def wait_for_imports(self) -> None:
         """Wait for what is imported in this process: two threads can't import torch at once."""
@@ -90,7 +90,7 @@ class WarmStart:
         if self.server is None:
             return
         engine = (*libraries, DESCRIBES, _ENGINE, "numpy.ma", "torch._dynamo", _TRAINS)
-        self.server.preload((*engine, *_COMMAND, "torch.distributed.fsdp"))
+        self.server.preload((*engine, *_COMMAND))
 
     def wait_for_command(self) -> None:
         """Wait until a command of expect_command() can start at once."""

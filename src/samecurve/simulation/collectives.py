@@ -2,8 +2,8 @@
 
 Bytes are those that torch_engine sends. Durations follow NCCL's own model.
 
-Bytes: fully_shard cuts a parameter along its first dimension into equal parts, so its buffers are
-padded to a multiple of the shards. tests/torch_engine/test_traffic.py compares these bytes with
+Bytes: fsdp cuts a parameter along its first dimension into equal parts, so what is sent is padded
+to a multiple of the shards. tests/torch_engine/test_traffic.py compares these bytes with
 torch's collectives. Time: alpha + beta (Hockney 1994; Thakur et al. 2005,
 "Optimization of collective communication operations in MPICH") for rings and trees under each of
 NCCL's protocols, the fastest taken, as NCCL chooses (src/graph/tuning.cc at b647562: latencies,
@@ -11,7 +11,7 @@ shares of the bandwidth, steps).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -145,22 +145,22 @@ def traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Traffic:
         messages=1,
         group=group(cluster, plan.layout.shards, 1),
     )
-    whole = _whole_gradients(plan, facts, everybody)
-    return Traffic((metrics, norm, *whole, *_sharded_traffic(plan, facts, cluster)))
+    undivided = _undivided(facts, norm.group)
+    return Traffic((metrics, norm, *undivided, *_sharded_traffic(plan, facts, cluster)))
 
 
-def _whole_gradients(plan: Plan, facts: Facts, everybody: Group) -> Iterator[Collective]:
-    """The gradients of parameters that are not sharded, which are summed once a step in f64."""
-    parts = _Part(plan, facts, "of a block"), _Part(plan, facts, "outside of blocks")
-    names = {name for part in parts for name in part.whole()} - set(facts.model.frozen)
-    if names:
+def _undivided(facts: Facts, shards: Group) -> Iterator[Collective]:
+    """The gradients of parameters of one number, which the first device of a copy sums in f64."""
+    arrays, left_out = facts.model.arrays, {*facts.model.frozen, *facts.model.buffers}
+    count = sum(1 for name, shape in arrays.items() if not shape and name not in left_out)
+    if count:
         yield Collective(
             role="metrics",
             kind="all-reduce",
-            what="gradients of vectors that each device keeps whole",
-            payload=8 * sum(math.prod(facts.model.arrays[name]) for name in names),
+            what="gradients of parameters of one number",
+            payload=8 * count,
             messages=1,
-            group=everybody,
+            group=shards,
         )
 
 
@@ -169,12 +169,14 @@ def _sharded_traffic(plan: Plan, facts: Facts, cluster: Cluster) -> Iterator[Col
     shards = group(cluster, plan.layout.shards, 1)
     copies = group(cluster, plan.layout.num_devices // plan.layout.shards, plan.layout.shards)
     rounds, blocks = plan.batch.accumulation_steps, max(1, facts.blocks)
-    gathers = 2 if plan.layout.reshard else 1
+    gathers = blocks  # in a round
     if plan.layout.gathers_once:
-        rounds = gathers = 1
+        rounds = 1
+    elif plan.layout.reshards_by_block:
+        gathers += blocks - 1  # the last block stays whole for the backward pass
     block = _Part(plan, facts, "of a block")
     outside = _Part(plan, facts, "outside of blocks")
-    yield from block.gathers("gathered", rounds * blocks * gathers, shards)
+    yield from block.gathers("gathered", rounds * gathers, shards)
     yield from outside.gathers("gathered outside", rounds, shards)
     yield from block.sums("scattered", rounds * blocks, shards)
     yield from outside.sums("scattered outside", rounds, shards)
@@ -192,71 +194,52 @@ class _Part:
     where: Literal["of a block", "outside of blocks"]
 
     def gathers(self, role: str, messages: int, over: Group) -> Iterator[Collective]:
-        return (
-            Collective(
-                role=role,
-                kind="all-gather",
-                what=f"weights {self.where}, {words}",
-                payload=numbers * width,
-                messages=messages,
-                group=over,
-            )
-            for words, width, numbers in self._groups()
-        )
+        """The weights, and apart from them those that are packed, in their own type of a byte."""
+        width = itemsize(self.plan.compute.precision)
+        narrow = autocast_itemsize(self.plan.compute.precision)
+        rounded, packed = self._rounded(), set(self.facts.quantized.packed)
+        names = self._names()
+        plain = {name: narrow if name in rounded else width for name in names}
+        kinds = {
+            "weights": {name: plain[name] for name in names if name not in packed},
+            "packed weights": {name: 1 for name in names if name in packed},
+        }
+        for what, sizes in kinds.items():
+            payload = sum(self._numbers(name) * size for name, size in sizes.items())
+            if payload:
+                yield Collective(
+                    role=role,
+                    kind="all-gather",
+                    what=f"{what} {self.where}",
+                    payload=payload,
+                    messages=messages,
+                    group=over,
+                )
 
     def sums(self, role: str, messages: int, over: Group) -> Iterator[Collective]:
         """Collectives that sum gradients: over the copies of the model one shard of them."""
         width, of_copies = itemsize(self.plan.compute.precision), role.startswith("copied")
-        cut = self.plan.layout.shards if of_copies else 1
-        return (
-            Collective(
+        frozen = self.facts.model.frozen
+        numbers = sum(self._numbers(name) for name in self._names() if name not in frozen)
+        if numbers:
+            yield Collective(
                 role=role,
                 kind="all-reduce" if of_copies else "reduce-scatter",
                 what=f"gradients {self.where}",
-                payload=numbers * width / cut,
+                payload=numbers * width / (self.plan.layout.shards if of_copies else 1),
                 messages=messages,
                 group=over,
             )
-            for _, _, numbers in self._groups(self.facts.model.frozen)
-        )
 
-    def _groups(self, left_out: Iterable[str] = ()) -> list[tuple[str, int, float]]:
-        """Groups of fully_shard: (text, bytes of a gathered number, count of numbers)."""
-        facts, plan = self.facts, self.plan
-        width, narrow = itemsize(plan.compute.precision), autocast_itemsize(plan.compute.precision)
-        blocks = max(1, facts.blocks)
-        excluded = {*left_out, *facts.model.buffers, *self.whole()}
-        packed = set(facts.quantized.packed)  # sent in their own type of one byte
-        rounded = self._rounded()
-        groups = []
-        for words, item, is_rounded in (("in two bytes", narrow, True), ("whole", width, False)):
-            numbers: float = sum(
-                padded(facts.model.arrays[name], plan.layout.shards)
-                / (width if name in packed else 1)
-                for name in self._names()
-                if name not in excluded and (name in rounded) == is_rounded
-            )
-            if self.where == "of a block":
-                numbers /= blocks
-            if numbers:
-                groups.append((words, item, numbers))
-        return groups
-
-    def whole(self) -> list[str]:
-        """The vectors that every rank keeps whole, beside weights that are gathered in two bytes.
-
-        They are sharded where there is a matrix among them.
-        """
-        facts, rounded = self.facts, self._rounded()
-        rest = [name for name in self._names() if name not in rounded and facts.model.arrays[name]]
-        is_vectors = all(len(facts.model.arrays[name]) == 1 for name in rest)
-        has_narrow = any(name in rounded for name in self._names())
-        return rest if has_narrow and is_vectors and not facts.quantized.packed else []
+    def _numbers(self, name: str) -> float:
+        """How many numbers of an array one collective moves; of a block, by block."""
+        blocks = max(1, self.facts.blocks) if self.where == "of a block" else 1
+        return padded(self.facts.model.arrays[name], self.plan.layout.shards) / blocks
 
     def _rounded(self) -> set[str]:
-        precision = self.plan.compute.precision
-        is_narrow = autocast_itemsize(precision) < itemsize(precision)
-        return set(self.facts.model.rounded) if is_narrow else set()
+        compute = self.plan.compute
+        is_narrow = autocast_itemsize(compute.precision) < itemsize(compute.precision)
+        return set(self.facts.model.rounded) if is_narrow and compute.reducer != "tree" else set()
 
     def _names(self) -> list[str]:
         inside, buffers = set(self.facts.model.block_arrays), set(self.facts.model.buffers)

@@ -238,7 +238,8 @@ def _expose_sharded(
     """Exposed communication of sharded models: (seconds, formula).
 
     A block's weights are gathered while the block before it computes. Its gradients are summed
-    while the next block's gradients are computed.
+    while the next block's gradients are computed, and over copies of the model after the last
+    round.
     """
     blocks = max(1, blocks)
     forward, backward = one_round.forward / blocks, one_round.backward / blocks
@@ -249,28 +250,17 @@ def _expose_sharded(
     gathers_again = plan.layout.reshards_by_block
     regather = gather if gathers_again else 0.0
 
-    def exposed(copies: float, copies_outside: float) -> float:
-        """Exposed seconds of a round that gathers and sums.
-
-        copies: seconds to sum a block over copies of the model
-        """
-        ahead = gather_outside + gather + (blocks - 1) * max(0.0, gather - forward)
-        behind = regather + (blocks - 1) * max(0.0, regather + scatter + copies - backward)
-        return ahead + behind + scatter + copies + scatter_outside + copies_outside
-
-    copies = sent.seconds_of_each("copied")
-    copies_outside = sent.seconds_of_each("copied outside")
-    seconds = exposed(copies, copies_outside)
-    if not once:
-        seconds += (rounds - 1) * exposed(0.0, 0.0)
+    ahead = gather_outside + gather + (blocks - 1) * max(0.0, gather - forward)
+    behind = (blocks - 1) * max(0.0, regather + scatter - backward) + scatter + scatter_outside
+    copies = sent.seconds_of("copied") + sent.seconds_of("copied outside")
+    seconds = (1 if once else rounds) * (ahead + behind) + copies
     again = "gathering again + " if gathers_again else ""
-    last_again = "the last block gathered again + " if gathers_again else ""
-    with_copies = " + its copies" if copies else ""
+    with_copies = "; once a step: the sums over copies of the model" if copies else ""
     how = (
         f"metrics + {'once a step' if once else 'each round'}: weights outside of blocks + first"
         f" block + {blocks - 1} x max(0, gathering a block - its forward of {show_time(forward)}) +"
-        f" {blocks - 1} x max(0, {again}scattering a block{with_copies} - its backward of"
-        f" {show_time(backward)}) + {last_again}the first block's and the outer gradients, for"
-        " which nothing is left to hide behind"
+        f" {blocks - 1} x max(0, {again}scattering a block - its backward of"
+        f" {show_time(backward)}) + the first block's and the outer gradients, for which nothing is"
+        f" left to hide behind{with_copies}"
     )
     return seconds, how

@@ -68,7 +68,6 @@ class TorchEngine:
 
     comm: who trains together
     devices: those of this process
-    own_sharded: shard models by strategies/sharded, not by torch's FSDP2
 
     step: one optimizer step: TrainingStep.run (step/training_step.py), or several in turn. init()
         and restore() put it together for their state.
@@ -83,8 +82,6 @@ class TorchEngine:
         optimizer: Optimizer,
         comm: Comm,
         devices: Sequence[torch.device],
-        *,
-        own_sharded: bool = False,
     ) -> None:
         self.task, self.plan, self.comm, self.devices = task, plan, comm, devices
         self.notes: list[str | Event] = []
@@ -93,7 +90,7 @@ class TorchEngine:
         if plan.compute.deterministic:
             set_deterministic(True)
             self._exit_stack.callback(set_deterministic, False)
-        self._strategy = make_strategy(plan, comm, devices, own_sharded=own_sharded)
+        self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()
         self._setup = EngineSetup(
             task=task,

@@ -1,13 +1,12 @@
 """The sums that pass between ranks, always over an explicit group; never averages."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 
 # public in torch.distributed, where type checkers don't see it
-from torch._C._distributed_c10d import Work
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.profiling.timeline import Timeline
@@ -100,28 +99,3 @@ def end_group(group: dist.ProcessGroup) -> None:
     """
     if dist.get_backend(group) == "gloo":
         dist.destroy_process_group(group)
-
-
-class ComplexAsPairs:
-    """A collective of fully_shard for complex tensors, which NCCL does not know: as pairs of real
-    numbers.
-
-    collective: takes the output, the input, and by name what else fully_shard gives
-    """
-
-    def __init__(self, collective: Callable[..., Work | None]) -> None:
-        self._collective = collective
-
-    def allocate(
-        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, **options: Any
-    ) -> Work | None:
-        return self._collective(real_pairs(output_tensor), real_pairs(input_tensor), **options)
-
-
-def real_pairs(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor).flatten() if tensor.is_complex() else tensor

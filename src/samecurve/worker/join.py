@@ -16,7 +16,6 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Rank, Task
 from samecurve.core.system.cache import cache_home
-from samecurve.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -29,16 +28,6 @@ JOIN = timedelta(minutes=30)
 # CPU devices of a process that will train on several numbers of devices: making more later throws
 # away all that was compiled
 _SPARE = 8
-# which code shards models: "own" for strategies/sharded; "fsdp2", or unset: torch's
-_SHARDED = "SAMECURVE_SHARDED"
-
-
-def _is_own_sharded() -> bool:
-    """UserError: the environment names no such code."""
-    chosen = os.environ.get(_SHARDED, "own")
-    if chosen not in {"fsdp2", "own"}:
-        raise UserError(f"{_SHARDED} is {chosen!r}", "own, or fsdp2", "devices.strategy")
-    return chosen == "own"
 
 
 @dataclass(frozen=True)
@@ -127,10 +116,8 @@ def _torch_session(
     from samecurve.torch_engine.engine import TorchEngine
     from samecurve.torch_engine.process_group import Comm
 
-    own_sharded = _is_own_sharded()
-
     def make_engine(task: Task, optimizer: Optimizer) -> Engine:
-        return TorchEngine(task, plan, optimizer, Comm(group), devices, own_sharded=own_sharded)
+        return TorchEngine(task, plan, optimizer, Comm(group), devices)
 
     return EngineSession(make_engine, leave)
 

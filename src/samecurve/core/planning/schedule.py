@@ -17,6 +17,8 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision
 from samecurve.errors import UserError
 
+_AHEAD = 256  # steps whose rates are computed together
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -29,6 +31,13 @@ class Schedule:
     final: float = 0.1  # share of the peak left at the end
     cooldown: float = 0.2  # share of the steps after warm-up in which wsd decays
     form: ScheduleForm = "samecurve"
+
+    def rates(self, step: int, task_factor: Callable[[int], float] | None) -> dict[int, float]:
+        """By step, the rates of a step and of those that follow it; of the step alone where the
+        task has its own schedule, which may refuse a step that is far ahead.
+        """
+        count = 1 if self.decay == "task" else _AHEAD
+        return {at: self.at(at, task_factor) for at in range(step, step + count)}
 
     def at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The rate of a step, counted from 0.
@@ -47,19 +56,15 @@ class Schedule:
             return self.peak * (step + first) / self.warmup
         span = max(1, self.steps - first - self.warmup)
         done = min(1.0, (step - self.warmup) / span)
-        return self.peak * self._share(done)
-
-    def _share(self, done: float) -> float:
-        if self.decay == "constant":
-            return 1.0
+        share = 1.0  # constant, or wsd without decay: warm-up, then stable
         if self.decay == "linear":
-            return 1.0 + (self.final - 1.0) * done
-        if self.decay == "cosine":
-            return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * done))
-        if not self.cooldown:  # wsd without decay: warm-up, then stable
-            return 1.0
-        into = max(0.0, done - (1.0 - self.cooldown)) / self.cooldown
-        return 1.0 + (self.final - 1.0) * into
+            share = 1.0 + (self.final - 1.0) * done
+        elif self.decay == "cosine":
+            share = self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * done))
+        elif self.decay == "wsd" and self.cooldown:
+            into = max(0.0, done - (1.0 - self.cooldown)) / self.cooldown
+            share = 1.0 + (self.final - 1.0) * into
+        return self.peak * share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -259,7 +259,7 @@ def explain_sharded(strategy: str, finding: Finding) -> UserError:
         f"the model computes something else under {strategy} than on one device, {what}"
         f" {finding.text}",
         "--strategy ddp; or take out of the model's code what asks how it is trained"
-        " (is_fsdp_managed_module, torch.distributed.is_initialized, isinstance of FSDPModule)",
+        " (torch.distributed.is_initialized, the type of a parameter)",
         "model",
     )
 

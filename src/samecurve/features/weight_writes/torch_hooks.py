@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from samecurve.core.protocols import Batch, Round
 from samecurve.torch_engine.split_check.weight_writes import (
+    VERSION,
     WeightBits,
     WeightVersions,
     write_error,
@@ -39,15 +40,19 @@ class WriteWatch:
         if self._versions is None or not batch.step & (batch.step + 1):
             self._versions = WeightVersions(self._step.strategy)
             self._bits = WeightBits(self._step.strategy)
-        self._versions.note()
+        versions = self._versions  # what follows is versions.note(): each step comes here
+        versions.before = list(map(VERSION, versions.tensors))
 
     def after_reduction(self) -> bool:
         """Returns True: the hook comes again.
 
         UserError: the loss of this step has written into a weight.
         """
-        assert self._versions is not None
-        written = self._versions.written() or (self._bits and self._bits.written())
+        versions = self._versions
+        assert versions is not None
+        if self._bits is None and versions.before == list(map(VERSION, versions.tensors)):
+            return True
+        written = versions.written() or (self._bits and self._bits.written())
         if written:
             raise write_error(self._step.setup, written, self._again)
         self._batch = self._bits = None

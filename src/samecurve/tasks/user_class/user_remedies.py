@@ -54,12 +54,6 @@ def remedy_for(error: BaseException, file: str, at: TracebackType | None) -> str
 def _of_the_message(error: BaseException, _at: object) -> str:
     """A remedy that torch's own words call for; '': none."""
     message = message_of(error)
-    if "mixed torch.Tensor and DTensor" in message:
-        return (
-            "fsdp gathers a block's weights while the block (an element of a ModuleList or"
-            " Sequential) is called: call it as a whole, and read weights outside of blocks; or"
-            " --strategy ddp"
-        )
     if "Default process group has not been initialized" in message:
         return (
             "leave the call out: a task's code sees one device, and gradients, losses and metrics"

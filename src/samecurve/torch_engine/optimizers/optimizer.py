@@ -4,7 +4,6 @@ them. The update of a step, and what of an optimizer's state a checkpoint holds;
 The config's others: features/optimizers/. A task's own: user_optimizer.py.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,17 +55,8 @@ class HostCopyParam(OptimizerParam):
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this process has a part of it only: a ShardedParameter (model/) or a DTensor.
-
-    The latter's class takes a second to import; where it was not, nothing is one.
-    """
-    if _own_rows(tensor) is not None:
-        return True
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    from torch.distributed.tensor import DTensor  # waits, where another thread is importing it
-
-    return isinstance(tensor, DTensor)
+    """Whether a tensor is a ShardedParameter (model/), of which this process has some rows."""
+    return _own_rows(tensor) is not None
 
 
 def _own_rows(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -77,11 +67,7 @@ def _own_rows(tensor: torch.Tensor) -> torch.Tensor | None:
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """This process's part of a tensor, which may be sharded; no copy."""
     rows = _own_rows(tensor)
-    if rows is not None:
-        return rows.detach()
-    distributed: Any = tensor  # a DTensor, where it is sharded
-    part: torch.Tensor = distributed.to_local() if is_sharded(tensor) else tensor
-    return part
+    return tensor if rows is None else rows.detach()
 
 
 def local_view(tensor: torch.Tensor) -> torch.Tensor:

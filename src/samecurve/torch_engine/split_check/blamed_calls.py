@@ -4,19 +4,15 @@ recorded call by call: of all samples, and of parts of them.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, cast
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
-from torch import distributed
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from samecurve.core.split_check.split_errors import Place
-from samecurve.torch_engine.optimizers.optimizer import is_sharded, local_view
+from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.split_check.user_code import caller, kind_of, site_of
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 # what the result of a call is to the samples
 Label = Literal["rows", "added up", "constant", "reduced", "pairs", "mixed", "unknown"]
@@ -160,20 +156,8 @@ def first_difference(one: Recorded, other: Recorded) -> Place | None:
 
 
 def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two results are equal; sharded ones on all ranks of their mesh.
-
-    torch.equal of DTensors reduces over the default group, which may have other processes than the
-    mesh and then waits for them.
-    """
     mine, again = local_view(one), local_view(other)
-    equal = mine.shape == again.shape and torch.equal(mine.nan_to_num(), again.nan_to_num())
-    if not is_sharded(one):
-        return equal
-    mesh = cast("DTensor", one).device_mesh
-    flag = torch.tensor(int(equal), device=mine.device)
-    for group in mesh.get_all_groups():
-        distributed.all_reduce(flag, op=distributed.ReduceOp.MIN, group=group)
-    return bool(flag.item())
+    return mine.shape == again.shape and torch.equal(mine.nan_to_num(), again.nan_to_num())
 
 
 class _Labels:

@@ -15,7 +15,7 @@ from samecurve.torch_engine.optimizers.optimizer import local_view
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 
-_VERSION = attrgetter("_version")
+VERSION = attrgetter("_version")
 _CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
 
 
@@ -27,16 +27,16 @@ class WeightVersions:
         for index, model in enumerate(strategy.models):
             weights += {**dict(model.named_parameters()), **strategy.leaves(index)}.items()
         self._names = [name for name, _ in weights]
-        self._tensors = [weight for _, weight in weights]
+        self.tensors = [weight for _, weight in weights]
         self.note()
 
     def note(self) -> None:
-        self._before = list(map(_VERSION, self._tensors))
+        self.before = list(map(VERSION, self.tensors))
 
     def written(self) -> str:
         """The first weight that was written into since note(), by name; '': none."""
-        now = list(map(_VERSION, self._tensors))
-        return _first_changed(self._names, self._before, now) if now != self._before else ""
+        now = list(map(VERSION, self.tensors))
+        return _first_changed(self._names, self.before, now) if now != self.before else ""
 
 
 class WeightBits:

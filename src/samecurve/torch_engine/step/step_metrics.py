@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from operator import add
 from typing import Any
 
@@ -125,8 +125,8 @@ class HostTotals(StepTotals):
 
     def all_reduce(self, comm: Comm, report: Sequence[float], num_means: int) -> None:
         width = 2 * num_means
-        numbers = range(self._num_microbatches)
-        rows = [self._added.get(number) or [0.0] * width for number in numbers]
+        absent = repeat([0.0] * width)  # another rank has the microbatch
+        rows = list(map(self._added.get, range(self._num_microbatches), absent))
         self._report, self._world_size = report, comm.world_size
         if comm.group is not None:
             values = list(chain.from_iterable(rows))
@@ -143,7 +143,7 @@ class HostTotals(StepTotals):
     def queue_metrics(self, scaling: GradientScaling, names: Sequence[str]) -> "QueuedMetrics":
         last = (scaling.grad_norm, scaling.finite, scaling.loss_scale)
         values = [*self._sums, *self._report, *map(float, last)]
-        return QueuedMetrics(values, names, self._world_size, time.perf_counter())
+        return QueuedMetrics(values, names, self._world_size, time.perf_counter(), on_host=True)
 
 
 class DeviceTotals(StepTotals):
@@ -191,7 +191,7 @@ class DeviceTotals(StepTotals):
         host.copy_(values, non_blocking=True)
         ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
         ready.record()
-        return QueuedMetrics(host, names, self._world_size, ready)
+        return QueuedMetrics(host, names, self._world_size, ready, on_host=False)
 
 
 def tree_sum(rows: torch.Tensor) -> torch.Tensor:
@@ -217,10 +217,7 @@ class QueuedMetrics:
     names: Sequence[str]  # of the means beside the loss
     world_size: int
     ready: torch.cuda.Event | float  # tells when the step is done, or (on a CPU) when it was done
-
-    @property
-    def on_host(self) -> bool:
-        return isinstance(self.ready, float)
+    on_host: bool
 
     def read(self) -> StepMetrics:
         done_at, values = self.ready, self.values
@@ -235,9 +232,10 @@ class QueuedMetrics:
         ranks = self.world_size
         means = {}
         for number, name in enumerate(self.names, 1):
-            means[name] = _quotient(*values[2 * number : 2 * number + 2])
+            total, weight = values[2 * number : 2 * number + 2]
+            means[name] = total / weight if weight else math.nan
         return StepMetrics(
-            loss=_quotient(values[0], values[1]),
+            loss=values[0] / values[1] if values[1] else math.nan,
             weight=values[1],
             grad_norm=norm,
             finite=bool(finite),
@@ -249,10 +247,6 @@ class QueuedMetrics:
             forward_seconds=tuple(by_rank[ranks : 2 * ranks]),
             means=means,
         )
-
-
-def _quotient(total: float, weight: float) -> float:
-    return total / weight if weight else math.nan
 
 
 class NamedMeans:

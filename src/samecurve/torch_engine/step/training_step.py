@@ -101,8 +101,9 @@ class TrainingStep:
 
         # 2. sums over all devices
         self.reduce_gradients()
-        if self.after_reduction:
-            self.after_reduction = [hook for hook in self.after_reduction if hook()]
+        for hook_after in tuple(self.after_reduction):
+            if not hook_after():
+                self.after_reduction.remove(hook_after)
         names = self.named_means.names
         report = self.report.values(requests, batch.wait_seconds)
         totals.all_reduce(self.comm, report, 1 + len(names))  # 1: the loss itself
@@ -112,7 +113,8 @@ class TrainingStep:
 
         # 4. the update
         self.move_weights(lr, batch.step, scaling.finite)
-        self.sync_replicas()
+        if len(self.devices) > 1:
+            self.sync_replicas()
         return state, totals.queue_metrics(scaling, names)
 
     def compute_gradients(self, batch: Batch[list[Round]], totals: StepTotals) -> None:
@@ -120,7 +122,10 @@ class TrainingStep:
         for param in self._viewed_apart:
             param.view.grad = None
         self.strategy.begin_step(self.state.parameters, batch.num_microbatches)
-        self.strategy.run_jobs(self._jobs, batch, totals)
+        if len(self._jobs) == 1:
+            self._jobs[0](batch, totals)
+        else:
+            self.strategy.run_jobs(self._jobs, batch, totals)
 
     def compute_share(
         self, device_index: int, batch: Batch[list[Round]], totals: StepTotals
@@ -132,7 +137,9 @@ class TrainingStep:
             microbatch = microbatches[device_index]
             if microbatch is None:  # this device has fewer microbatches than others
                 continue
-            keys, real = self.keys_of(microbatch), microbatch.real
+            keys, real = microbatch.keys, microbatch.real
+            if self.update.number:
+                keys = self.keys_of(microbatch)
             with context.within(keys, real=real, number=microbatch.number):
                 strategy.begin_microbatch(device_index, microbatch, is_last=number == last)
                 for hook in self.before_forward:
@@ -160,7 +167,8 @@ class TrainingStep:
         self, device_index: int, microbatch: MicroBatch, progress: Progress
     ) -> Mapping[str, Mean]:
         """The loss of a microbatch, as "loss", and what is logged beside it."""
-        arrays = self.arrays_on(device_index, microbatch)
+        on_cpu = self.devices[device_index].type == "cpu"
+        arrays = microbatch.arrays if on_cpu else self.arrays_on(device_index, microbatch)
         phase = self.update.phase
         return self.train_model(device_index, self.task.losses, arrays, progress, phase)
 

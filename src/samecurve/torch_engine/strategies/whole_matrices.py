@@ -92,7 +92,7 @@ class Shard:
     shape: tuple[int, ...]  # of the whole
 
     def rows_of(self, rank: int, world_size: int) -> int:
-        """The rows of a shard as fully_shard cuts them: equal pieces, the last ones shorter or
+        """The rows of a shard as a weight is cut: equal pieces, the last ones shorter or
         empty.
         """
         piece = -(-self.shape[0] // world_size)

@@ -26,9 +26,9 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.gather_events import ListOwners, skipped_blocks
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
+from samecurve.torch_engine.strategies.sharded.skipped_blocks import ListOwners, skipped_blocks
 
 _END = -1
 Key = tuple[Hashable, ...]
@@ -113,6 +113,7 @@ class _Pass:
     forward: list[int] = field(default_factory=list)  # what a pass in lockstep has agreed on
     backward: list[int] = field(default_factory=list)
     has_diverged: bool = False
+    reached: set[int] = field(default_factory=set)  # groups, in the direction at work
 
     @property
     def kept_whole(self) -> set[int]:
@@ -139,6 +140,8 @@ class GatherOrder:
 
     model: that the groups' titles are names in
     comm: all ranks, which agree on one order for all copies of the model
+    keeps_whole: whether blocks stay whole from the forward pass to their last gradient. The order
+        of a backward pass is then that in which the blocks are reached, to be summed.
     """
 
     def __init__(
@@ -148,7 +151,10 @@ class GatherOrder:
         sums: Sums,
         link: ShardLink,
         comm: Comm,
+        *,
+        keeps_whole: bool,
     ) -> None:
+        self._keeps_whole = keeps_whole
         self._groups, self._sums, self._link, self._comm = groups, sums, link, comm
         self._roots = [group.number for group in groups if group.is_root]
         self._blocks = [group for group in groups if not group.is_root]
@@ -190,12 +196,15 @@ class GatherOrder:
 
     def need(self, group: WeightGroup) -> None:
         """UserError: the gather of this group does not come in this pass any more."""
+        if group.is_whole:
+            return
+        self._reach(group.number)
         if not group.is_whole:
-            self._reach(group.number)
+            raise late_gradient(group)
 
     def stays_after_call(self, group: WeightGroup) -> bool:
         now = self._pass
-        if now is None or now.is_backward or group.is_held:
+        if now is None or now.is_backward or group.is_held or (self._keeps_whole and now.trains):
             return True
         is_first_in_backward = now.order is not None and now.order.stays == group.number
         return is_first_in_backward or group.number in now.kept_whole
@@ -207,6 +216,8 @@ class GatherOrder:
         now = self._pass
         if now is None or group.is_complete:
             return
+        if self._keeps_whole and group.number not in {*now.reached, *now.kept_whole}:
+            self._reach(group.number)
         self.need(group)
         order = now.order
         if order is not None and group.number == order.stays and order.backward and not now.at:
@@ -217,6 +228,7 @@ class GatherOrder:
         assert now is not None
         self._reach(_END)
         now.is_backward, now.at = True, 0
+        now.reached.clear()
 
     def end(self, *, is_last: bool = True) -> None:
         """Take part in what other ranks have yet to do, and sum what is left."""
@@ -283,25 +295,30 @@ class GatherOrder:
         due, place = events[now.at], now.at
         now.at += 1
         group = self._groups[due]
-        group.start()
+        if self._gathers(now):
+            group.start()
         if now.is_backward and now.order is not None:
             for summed in now.order.sums_at.get(place, ()):
                 self._sums.send(self._groups[summed])
         self._finish(now, group, is_needed=due == number)
-        if now.at < len(events):  # beside the computation, in memory that is free by now
-            self._groups[events[now.at]].start()
+        if now.at < len(events) and self._gathers(now):
+            self._groups[events[now.at]].start()  # beside the computation, in memory that is free
         return due
+
+    def _gathers(self, now: _Pass) -> bool:
+        """Whether a group is gathered as it is reached, and not whole already."""
+        return not (self._keeps_whole and now.is_backward)
 
     def _agree(self, now: _Pass, number: int) -> int:
         """Do what all ranks agree on: they gather one of the groups that they ask for, after they
         have summed those whose gradients all of them have.
         """
-        comm, groups = self._comm, self._groups
-        table = torch.zeros(comm.world_size, 1 + len(groups), dtype=torch.int64)
-        table[comm.rank, 0] = number
+        groups = self._groups
+        own = torch.zeros(1 + len(groups), dtype=torch.int64)
+        own[0] = number
         if now.is_backward:
-            table[comm.rank, 1:] = torch.tensor([self._can_be_summed(one, now) for one in groups])
-        table = comm.all_reduce(table.to(self._link.device))().cpu()
+            own[1:] = torch.tensor([self._can_be_summed(group, now) for group in groups])
+        table = self._rows_of_all(own)
         asked = {int(one) for one in table[:, 0]}
         can_be_summed = table[:, 1:].all(0).tolist()
         for group in self._in_sum_order if now.is_backward else ():
@@ -313,9 +330,16 @@ class GatherOrder:
             return _END
         due = max(asked, key=now.last_call) if now.is_backward else min(asked)
         now.agreed.append(due)
-        groups[due].start()
+        if self._gathers(now):
+            groups[due].start()
         self._finish(now, groups[due], is_needed=due == number)
         return due
+
+    def _rows_of_all(self, own: torch.Tensor) -> torch.Tensor:
+        """What all ranks say, [ranks, size]. own: what this rank says"""
+        table = own.new_zeros(self._comm.world_size, len(own))
+        table[self._comm.rank] = own
+        return self._comm.all_reduce(table.to(self._link.device))().cpu()
 
     def _can_be_summed(self, group: WeightGroup, now: _Pass) -> bool:
         """Whether this rank has all gradients of a group, and no more will come."""
@@ -323,7 +347,10 @@ class GatherOrder:
         return group.is_complete and not may_get_more and now.forward.count(group.number) == 1
 
     def _finish(self, now: _Pass, group: WeightGroup, *, is_needed: bool) -> None:
-        stays = group.number in now.kept_whole
+        now.reached.add(group.number)
+        if not self._gathers(now):
+            return
+        stays = group.number in now.kept_whole or (self._keeps_whole and now.trains)
         if now.is_backward and is_needed:
             self._free_frozen(now, group)
         group.finish(keep=is_needed or stays)
@@ -398,7 +425,7 @@ class GatherOrder:
     def _order(self, forward: list[int], backward: list[int], late: set[int]) -> Order:
         """The order of these gathers, with the place of each sum."""
         stays = None
-        if forward and backward and forward[-1] == backward[0]:
+        if forward and backward and forward[-1] == backward[0] and not self._keeps_whole:
             stays, backward = backward[0], backward[1:]
         sums_at: dict[int, list[int]] = {}
         in_turn = backward if stays is None else [stays, *backward]

@@ -124,7 +124,9 @@ class Sharded(Strategy):
             once = OnceSums(groups, link, self._nodes_of_ranks, is_tree=is_tree)
             return once, OnceOrder(groups, once, link)
         sums = RoundSums(groups, link, is_tree=is_tree)
-        return sums, GatherOrder(model, groups, sums, link, self._comm)
+        keeps_whole = not self._plan.layout.reshards_by_block
+        order = GatherOrder(model, groups, sums, link, self._comm, keeps_whole=keeps_whole)
+        return sums, order
 
     def _note_gradient(self, whole: nn.Parameter) -> None:
         """Refuse gradients that the tree can't reproduce."""
