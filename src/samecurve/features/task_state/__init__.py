@@ -1,5 +1,5 @@
-"""What a task's code keeps in plain attributes, as a margin that grows: saved with a checkpoint, and
-there again after a resume.
+"""Attributes of a task that change as it trains, as a margin that grows: a checkpoint has them, and
+a resumed run goes on with them.
 """
 
 from samecurve.core.config.section import Section
@@ -11,7 +11,7 @@ class TaskStateFeature(Feature[Section, None]):
 
     order = 30
     changes_results = False
-    precisions = ("f64", "f32", "bf16", "f16")
+    brought_by = ("f64", "f32", "bf16", "f16")
     hooks = ("torch",)
 
 

@@ -45,7 +45,7 @@ def _written(value: Any, budget: list[int]) -> Any:
     if kind is dict:
         pairs = [[_written(part, budget) for part in pair] for pair in value.items()]
         return {"dict": pairs}
-    if _LISTS.get(kind.__name__) is kind:
+    if kind in _LISTS.values():
         return {kind.__name__: [_written(one, budget) for one in value]}
     raise CantBeWrittenError
 

@@ -141,13 +141,17 @@ class Attributes:
                 whole = number.is_integer() and ahead.is_integer()
                 holder[name] = int(number + ahead) if whole else number + ahead
 
-    def put_back(self) -> None:
+    def put_back(self, names: Collection[str] | None = None) -> None:
+        """names: which attributes, by full name; None: all."""
         for path, holder in self._holders.items():
             before = self._before[path]
-            for name in _names_in(holder):
+            for name in {**before, **dict.fromkeys(_names_in(holder))}:
+                if names is not None and _full_name(path, name) not in names:
+                    continue
                 if name not in before:
                     del holder[name]
-            for name, (value, content) in before.items():
+                    continue
+                value, content = before[name]
                 if name in holder and equal(_snapshot(holder[name]), content):
                     continue
                 holder[name] = value
