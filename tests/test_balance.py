@@ -16,14 +16,11 @@ import samecurve.experiments.balance as balancing
 from commands import losses
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.batch import (
-    microbatch_seconds,
-    predict_step_seconds,
-    with_even_balance,
-)
 from samecurve.core.planning.facts import Measure
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.balance import measure_speeds
+from samecurve.features.balance import with_even_balance
+from samecurve.features.balance.uneven_split import microbatch_seconds, predict_step_seconds
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.prepare import StartRequest, prepare

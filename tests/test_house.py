@@ -30,12 +30,14 @@ KERNEL = ("core", "run", "launch", "worker", "torch_engine", "jax_engine")
 # names of features that the kernel has, in so many files, and why
 NAMED = {
     "after_step": (4, "what a user is told to write, and where weights may change"),
+    "balance": (5, "remedies and warnings that name its flag; a loss's balance"),
     "compile": (1, "the key that a refused program comes from"),
     "early_stop": (2, "a message about a metric's name; a key of the results file"),
     "ema": (2, "the names of an average's arrays in a checkpoint"),
     "float8": (1, "a number format that a device may lack"),
     "loss_scale": (4, "a number of the step's arithmetic, 1 where there is no scale"),
     "phases": (5, "updates in turn are a part of a task's protocol: a loss is told its phase"),
+    "weight_writes": (3, "a module of the split check, which looks for writes too"),
     "recompute": (3, "a word of the memory's formula, and of two remedies"),
 }
 PROMISE_LINES = 580

@@ -16,6 +16,7 @@ from samecurve.core.config.loading import LoadedConfig, TaskSections, load
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection
 from samecurve.errors import InvalidConfigError, UserError
+from samecurve.features.balance import balance_of
 from samecurve.tasks import Tasks, built_in
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +110,7 @@ def test_words_are_compared_without_regard_to_case() -> None:
     devices = config.devices
     assert (config.task, config.engine, config.train.precision) == ("language", "torch", "bf16")
     assert (devices.strategy, devices.sync, devices.use) == ("ddp", "nccl", "cpu:2")
-    assert (devices.balance, config.schedule.decay) == ("measured", "cosine")
+    assert (balance_of(config), config.schedule.decay) == ("measured", "cosine")
     with pytest.raises(InvalidConfigError, match="did you mean nccl"):
         read(LEAST + "devices: {sync: NCL}\n")
 

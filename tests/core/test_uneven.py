@@ -11,15 +11,16 @@ from test_plan import FACTS, GPUS, NORMED, config
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
-from samecurve.core.planning.batch import (
-    largest_close_to_best,
-    microbatch_seconds,
-    predict_step_seconds,
-)
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
+from samecurve.features.balance import balance_of
+from samecurve.features.balance.uneven_split import (
+    largest_close_to_best,
+    microbatch_seconds,
+    predict_step_seconds,
+)
 from samecurve.observe.plan_text import arithmetic, decisions
 from samecurve.tasks import Tasks
 
@@ -243,7 +244,7 @@ def test_batchnorm_would_follow_the_split() -> None:
 def test_a_list_may_come_from_a_file_or_a_flag(given: Any, kept: Any) -> None:
     document = Document({"batch": {"samples": 4}, "devices": {"balance": given}})
     if kept:
-        assert load(document, Tasks()).config.devices.balance == kept
+        assert balance_of(load(document, Tasks()).config) == kept
     else:
         with pytest.raises(UserError, match="even, measured, or a relative speed for each device"):
             load(document, Tasks())

@@ -278,8 +278,10 @@ def measure_before(ready: Callable[[], object] = lambda: None) -> "Measure":
     """
 
     def measure(config: "Config", machine: "Machine", facts: "Facts") -> "Facts":
+        from samecurve.features.balance import balance_of
+
         is_here = machine.started == 1  # else the plan refuses balance measured
-        if config.devices.balance == "measured" and is_here:
+        if balance_of(config) == "measured" and is_here:
             ready()
             from samecurve.experiments.balance import measure_speeds
 

@@ -145,8 +145,10 @@ def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_js
         }
         echo(json.dumps(values, indent=1))
     else:
+        from samecurve.features.balance import balance_of
+
         lines = [f"note   {note}" for note in loaded.notes]
-        if loaded.config.devices.balance == "measured":
+        if balance_of(loaded.config) == "measured":
             lines.append(
                 "note   devices.balance measured: the devices there are alike, and microbatches are"
                 " assigned evenly"

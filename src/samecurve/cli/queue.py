@@ -49,13 +49,14 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
     The config is checked now, and read again when the job starts.
     """
     from samecurve.core.planning.machine import choose_devices
+    from samecurve.features.balance import balance_of
     from samecurve.probe import probe
     from samecurve.processes import python_module
     from samecurve.run.prepare import make_plan
     from samecurve.ui.jobs.queue import NewJob, Queue
 
     loaded = load_config(flags, say=True)
-    if loaded.config.devices.balance != "measured":  # else only the start itself can plan
+    if balance_of(loaded.config) != "measured":  # else only the start itself can plan
         make_plan(loaded)
     config, jobs = loaded.config, Queue(home)
     devices = choose_devices(config.devices, config.engine, probe()).value

@@ -90,6 +90,8 @@ class Feature(Generic[Fields, Value]):
     of_some_strategies: whether some strategies refuse it, so that a tool that tries several leaves
         it out
     reruns_blocks: whether blocks run again in backward
+    fixes_devices: whether its values are of the run's own devices, so that a trial on others leaves
+        it out
     follows_devices: whether results follow the number of devices
     compiles_blocks: whether it compiles the model's blocks, whose first steps then take longer
     keeps_state_on_host: whether what strategies share out lies in host memory
@@ -118,6 +120,7 @@ class Feature(Generic[Fields, Value]):
     of_some_strategies: ClassVar[bool] = False
     compiles_blocks: ClassVar[bool] = False
     reruns_blocks: ClassVar[bool] = False
+    fixes_devices: ClassVar[bool] = False
     follows_devices: ClassVar[bool] = False
     keeps_state_on_host: ClassVar[bool] = False
     hooks: ClassVar[tuple[Where, ...]] = ()
@@ -148,8 +151,21 @@ class Feature(Generic[Fields, Value]):
             is none
         """
 
+    def check_unmeasured(self, config: Config, layout: Layout | None) -> None:
+        """As check(), where nothing is measured before the run."""
+
     def check_model(self, config: Config, facts: Facts) -> None:
         """Before memory is counted. UserError: it can't be done with this model."""
+
+    def split(
+        self, config: Config, facts: Facts, even: BatchSplit, *, may_cut: bool
+    ) -> Decision[BatchSplit] | None:
+        """How a step is cut and assigned to the devices. None: each has an equal share.
+
+        may_cut: whether microbatches may be smaller than those of the even split
+        """
+        del config, facts, even, may_cut
+        return None
 
     def decide(self, planned: Planned) -> Decision[Value | None]:
         """What the run has of the feature; None: nothing. UserError: it can't be done."""

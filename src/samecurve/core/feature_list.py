@@ -40,6 +40,7 @@ class ListedFeature:
     banner: Mapping[str, str] = field(default_factory=dict)
     table_only: Sequence[str] = ()  # reasons that only the table of `samecurve plan` shows
     changes_results: bool = True
+    fixes_devices: bool = False  # whether its values are of certain devices
     sees_whole_batch: bool = False  # whether the loss of a sample looks at the others of its step
     # why each microbatch goes forward twice, where a step has several accumulation steps
     goes_twice: str = ""
@@ -57,11 +58,15 @@ class ListedFeature:
         return [f"{self.section}.{key}" for key in self.defaults]
 
     @property
+    def off(self) -> dict[str, Any]:
+        """The default of each of its keys, dotted."""
+        return dict(zip(self.keys, self.defaults.values(), strict=True))
+
+    @property
     def flags_off(self) -> str:
         """What the user types to have the defaults of its keys."""
-        values = [json.dumps(value).removesuffix(".0") for value in self.defaults.values()]
-        pairs = zip(self.keys, values, strict=True)
-        return " ".join(f"--set {key}={value}" for key, value in pairs)
+        values = {key: json.dumps(value).removesuffix(".0") for key, value in self.off.items()}
+        return " ".join(f"--set {key}={value}" for key, value in values.items())
 
     def is_named(self, values: Mapping[str, Any]) -> bool:
         """Whether a value of the section is not the feature's default.

@@ -47,6 +47,7 @@ class StrategySpec:
     runs_threads: bool = False  # a thread for each device, the first of which adds and updates
     sums_buckets: bool = False  # gradients are summed in buckets, which a feature may shorten
     reducers: tuple[Reducer, ...] = ("collective",)  # with which it can add up gradients
+    even_because: Refusal | None = None  # why each device computes as much; None: it need not
     refuses: Mapping[str, Refusal] = field(default_factory=dict)  # by config key
     # the whole remedy ("--strategy dp: why") when the user asks another engine for this strategy;
     # "": the remedy is --engine with this row's engine
@@ -60,7 +61,7 @@ class StrategySpec:
     @property
     def can_be_uneven(self) -> bool:
         """Whether some devices may take more microbatches than others."""
-        return not self.takes_one_device and "devices.balance" not in self.refuses
+        return not self.takes_one_device and not self.even_because
 
     @property
     def docs_line(self) -> str:
@@ -73,14 +74,12 @@ _BOTH: tuple[Reducer, ...] = ("tree", "collective")
 _EVEN_BY_ROUNDS = "gathers weights in each round, in which all devices take part, so a slow one"
 
 
-def _refused_by_sharding(name: str) -> dict[str, Refusal]:
-    """Refusals of a strategy that cuts parameters into shards."""
-    return {
-        "devices.balance": Refusal(
-            f"strategy {name} {_EVEN_BY_ROUNDS} would still be waited for",
-            "--balance even, or --strategy ddp",
-        ),
-    }
+def _even_by_sharding(name: str) -> Refusal:
+    """Why a strategy that cuts parameters into shards is even."""
+    return Refusal(
+        f"strategy {name} {_EVEN_BY_ROUNDS} would still be waited for",
+        "--balance even, or --strategy ddp",
+    )
 
 
 def _no_groups(name: str) -> dict[str, Refusal]:
@@ -95,11 +94,11 @@ _REFUSED_BY_JAX = {
         "is for engine torch",
         "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --engine torch",
     ),
-    "devices.balance": Refusal(
-        "engine jax runs one program for all devices, with as many microbatches for each",
-        "--balance even, or --engine torch",
-    ),
 }
+_EVEN_IN_JAX = Refusal(
+    "engine jax runs one program for all devices, with as many microbatches for each",
+    "--balance even, or --engine torch",
+)
 
 _ROWS = (
     StrategySpec(
@@ -161,7 +160,8 @@ _ROWS = (
         auto="only a shard fits",
         traffic="weights and gradients",
         reducers=_BOTH,
-        refuses={**_no_groups("fsdp"), **_refused_by_sharding("fsdp")},
+        even_because=_even_by_sharding("fsdp"),
+        refuses=_no_groups("fsdp"),
         summary="a process for each device, the model sharded",
         holds="its share of weights, gradients and optimizer state; for a while the blocks in work",
         sends=(
@@ -179,7 +179,7 @@ _ROWS = (
         traffic="weights and gradients",
         min_devices=4,
         reducers=_BOTH,
-        refuses=_refused_by_sharding("hsdp"),
+        even_because=_even_by_sharding("hsdp"),
         other_engine="--strategy fsdp: fsdp shares the model out among all devices",
         summary="a process for each device, the model sharded in groups",
         holds="its share within its group",
@@ -195,6 +195,7 @@ _ROWS = (
         auto="one device",
         takes_one_device=True,
         reducers=_BOTH,
+        even_because=_EVEN_IN_JAX,
         refuses=_REFUSED_BY_JAX,
         summary="one process",
         holds="everything",
@@ -208,6 +209,7 @@ _ROWS = (
         state="replicated",
         auto="the model fits",
         reducers=_BOTH,
+        even_because=_EVEN_IN_JAX,
         refuses=_REFUSED_BY_JAX,
         summary="one process for all devices of a host",
         holds="everything",
@@ -221,7 +223,8 @@ _ROWS = (
         state="sharded whole",
         auto="only a shard fits",
         reducers=_BOTH,
-        refuses={**_refused_by_sharding("fsdp"), **_REFUSED_BY_JAX},
+        even_because=_EVEN_IN_JAX,
+        refuses=_REFUSED_BY_JAX,
         summary="one process for all devices of a host, the model sharded",
         holds="its share of weights and optimizer state",
         sends="weights gathered once before, gradients summed and shared out once after",

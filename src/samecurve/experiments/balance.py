@@ -21,7 +21,6 @@ from typing import Any
 import samecurve
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, durations
-from samecurve.core.planning.batch import microbatch_seconds, with_even_balance
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Machine
@@ -34,6 +33,8 @@ from samecurve.experiments.layout_runner import with_bits_settled
 from samecurve.experiments.profile.profile import run_profile, shorten
 from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.scratch import scratch
+from samecurve.features.balance import balance_of, with_even_balance
+from samecurve.features.balance.uneven_split import microbatch_seconds
 from samecurve.launch.pool import Pool, pool
 from samecurve.terminal import echo
 from samecurve.units import join_words
@@ -53,7 +54,7 @@ def measure_speeds(
 
     UserError: the plan can't assign microbatches by speed.
     """
-    if config.devices.balance != "measured":
+    if balance_of(config) != "measured":
         return facts
     # refused by name before anything is measured
     plan(config, machine, facts.having(speeds=Speeds()))

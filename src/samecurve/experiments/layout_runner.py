@@ -17,7 +17,6 @@ from samecurve.checkpoint.format import load
 from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.feature_list import spec_of
-from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import CLIP_EPSILON
 from samecurve.core.planning.machine import Machine
@@ -28,6 +27,7 @@ from samecurve.core.split_check import IN_FLOAT32
 from samecurve.errors import NotSameBitsError, UserError
 from samecurve.experiments.layouts import JAX, Layout
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
+from samecurve.features.balance import balance_of, with_even_balance
 from samecurve.launch.pool import Pool, pool
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
@@ -134,7 +134,7 @@ class LayoutRunner:
 
     def _balance(self, layout: Layout) -> str | tuple[float, ...]:
         """The config's speeds, if the layout has as many devices; else an even assignment."""
-        speeds = self.config.devices.balance
+        speeds = balance_of(self.config)
         if isinstance(speeds, str) or len(speeds) != layout.num_devices:
             return "even"
         return speeds if layout.can_be_uneven else "even"

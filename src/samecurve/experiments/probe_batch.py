@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from samecurve.core.config.sections import Batch, Config
-from samecurve.core.planning.batch import with_even_balance
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.memory import usable_share
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
+from samecurve.features.balance import with_even_balance
 from samecurve.launch.pool import JobFailedError, pool
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe

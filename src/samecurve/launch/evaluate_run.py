@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from samecurve.core.config.loading import LoadedConfig, load_of_run
+from samecurve.core.feature_list import listed_and_installed
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
@@ -157,5 +158,7 @@ def _loaded(
     # neither when the run wrote, nor how fast its devices were, matters here
     for key in ("eval_every", "save_every", "sample_every"):
         document.set(f"train.{key}", 0, "eval")
-    document.set("devices.balance", "even", "eval")
+    for row in listed_and_installed():
+        for key, value in row.off.items() if row.fixes_devices else ():
+            document.set(key, value, "eval")
     return load_of_run(document, Tasks(), run.home.name)

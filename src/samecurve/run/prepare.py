@@ -154,7 +154,7 @@ def _note_mirror(origin: Origin, claim: "Claim | None") -> None:
 
 def _may_grow(config: Config, machine: Machine) -> bool:
     """Whether the plan may take more CPU ranks than the config names."""
-    is_open = has_open_ranks(config.devices, config.engine, machine) and machine.cores > 1
+    is_open = has_open_ranks(config, machine) and machine.cores > 1
     return is_open and config.train.may_have_same_bits and bool(config.batch.samples)
 
 

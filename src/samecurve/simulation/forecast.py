@@ -106,11 +106,6 @@ def _not_predicted(config: Config, cluster: Cluster) -> Iterator[tuple[str, str]
             "leave one of them out",
         )
     yield from _features_not_predicted(config)
-    if section.balance != "even":
-        yield (
-            "--machine predicts equal devices; devices.balance gives them different speeds",
-            "--balance even, or leave --machine out",
-        )
     if spec and spec.traffic is None:
         yield (
             f"--machine does not predict strategy {spec.name}, {spec.summary}",

@@ -173,92 +173,35 @@ class TaskEntry:
 
         assets, reference: those of the run whose model reads the source
         """
-        method: Any = getattr(self.launcher_class(), "other_data", None)
-        if method is None:
-            return {"data.source": source}
-        values: Mapping[str, Any] = method(source, assets, reference)
-        return values
+        values = self._ask("other_data", source, assets, reference)
+        return {"data.source": source} if values is None else values
 
     def plain_data(self) -> Mapping[str, Any]:
         """Config values by which the task reads its training data without random changes."""
-        method: Any = getattr(self.launcher_class(), "plain_data", None)
-        values: Mapping[str, Any] = method() if method else {}
-        return values
+        return self._ask("plain_data") or {}
 
     def first_weights(self, config: Config) -> Path | None:
         """The weights that the model begins from, as --init-from names them; None: its own."""
-        method: Any = getattr(self.launcher_class(), "first_weights", None)
-        if method is None:
-            return None
-        path: Path | None = method(section_argument(config.model))
+        path: Path | None = self._ask("first_weights", section_argument(config.model))
         return path
 
-    def convert_weights(
-        self, config: Config, arrays: Mapping[str, Any], task: Any = None
-    ) -> Mapping[str, Any]:
-        """Arrays as others store them -> as the model has them: several may have become one.
+    def _ask(self, method: str, *arguments: object) -> Any:
+        """What a staticmethod of the class gives; None: it has no such method."""
+        asked = getattr(self.launcher_class(), method, None)
+        return None if asked is None else asked(*arguments)
 
-        arrays: dataclasses with dtype, shape and read(), by their names there
-        task: the object of the config's class, if it is open
+    def has(self, method: str, config: Config) -> bool:
+        """Whether the class for the config's engine has a method."""
+        return hasattr(self.class_of(config.engine), method)
+
+    def object_with(self, method: str, config: Config) -> Any:
+        """An object of the task's class, without an engine if it needs none; None: the class has
+        no such method.
         """
-        if not hasattr(self.class_of(config.engine), "convert_weights"):
-            return arrays
-        task = task or self.open(config, cache_home()).task
-        converted: Mapping[str, Any] = task.convert_weights(arrays)
-        return converted
-
-    def has_adapters(self, config: Config) -> bool:
-        """Whether the task reads adapters that other programs have written."""
-        return hasattr(self.class_of(config.engine), "read_adapter")
-
-    def read_adapter(
-        self,
-        config: Config,
-        arrays: Mapping[str, Any],
-        shapes: Mapping[str, Sequence[int]],
-        metadata: Mapping[str, str],
-    ) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """An adapter of another program by the names of the model's arrays, and lines for the user.
-
-        arrays: as of convert_weights(); shapes: of the model's arrays
-        metadata: the texts in the file; the text of adapter_config.json, if it lies beside it
-
-        UserError: the adapter doesn't fit.
-        """
-        task: Any = self.open(config, cache_home()).task
-        own: Mapping[str, Any]
-        own, lines = task.read_adapter(arrays, shapes, metadata)
-        return own, list(lines)
-
-    def load_hf(self, config: Config, names: Sequence[str]) -> Mapping[str, str]:
-        """Names of the model's arrays in the Hugging Face layout -> their names in a checkpoint.
-
-        Names of arrays that are not needed are left out.
-        """
-        task = self._object_with("load_hf", config)
-        if task is None:
-            return {name: name for name in names}
-        mapping: Mapping[str, str] = task.load_hf(names)
-        return mapping
-
-    def unlike(self, config: Config, fields: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """How foreign weights differ from the config's model, though their shapes may fit.
-
-        Two lists: what makes the weights meaningless here, and what only changes their use.
-
-        fields: the `model` section of the weights' own run, or {"config.json": path}
-        """
-        task = self._object_with("unlike", config)
-        if task is not None:
-            fatal, differing = task.unlike(fields)
-            return list(fatal), list(differing)
-        here = config.model.model_dump()
-        differing = [
-            f"{name} {value}, here {here[name]}"
-            for name, value in fields.items()
-            if name in here and here[name] != value
-        ]
-        return [], differing
+        task_class = self.launcher_class() or self.class_of(config.engine)
+        if not hasattr(task_class, method):
+            return None
+        return self._open_engine_free(config, cache_home()).task
 
     def file_of(self, task_class: type) -> Path | None:
         """The file whose lines errors of the task's code name; None: the code is ours."""
@@ -283,13 +226,6 @@ class TaskEntry:
             return self.open(config, cache)
         task_class = _import(self.engine_free)
         return TaskAdapter(task_class, config, cache, file=self.file_of(task_class))
-
-    def _object_with(self, method: str, config: Config) -> Any:
-        """An object of the task's class, if the class has the method; None: it has not."""
-        task_class = self.launcher_class() or self.class_of(config.engine)
-        if not hasattr(task_class, method):
-            return None
-        return self._open_engine_free(config, cache_home()).task
 
 
 def _declared_section(task_class: type | None, name: str, base: type[Section]) -> type[Any] | None:

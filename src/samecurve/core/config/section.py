@@ -5,19 +5,16 @@ are compared without regard to case. Types are words from a fixed list, values t
 spellings, and the metric by which an evaluation is the best one or a run ends early.
 """
 
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     PlainValidator,
-    PositiveFloat,
     ValidationInfo,
     field_validator,
 )
@@ -113,35 +110,6 @@ _SIZE_SCHEMA = {
     ]
 }
 Size = Annotated[int, PlainValidator(_size), Field(json_schema_extra=cast("Any", _SIZE_SCHEMA))]
-
-
-def _balance(value: object) -> str | tuple[float, ...]:
-    """The word, or a relative speed for each device; `2,1`, as on a command line, is a list too."""
-    if isinstance(value, str) and value in {"even", "measured"}:
-        return value
-    parts: Sequence[Any] = []
-    if isinstance(value, str):
-        parts = _numbers(value.split(","))
-    elif isinstance(value, list | tuple):
-        parts = value
-    if not parts or not all(
-        isinstance(part, int | float) and not isinstance(part, bool) and 0 < part < math.inf
-        for part in parts
-    ):
-        raise ValueError("must be even, measured, or a relative speed for each device: [2, 1]")
-    return tuple(map(float, parts))
-
-
-def _numbers(texts: Sequence[str]) -> list[float]:
-    try:
-        return [float(text) for text in texts]
-    except ValueError:
-        return []
-
-
-Balance = Annotated[
-    Literal["even", "measured"] | tuple[PositiveFloat, ...], BeforeValidator(_balance)
-]
 
 
 Mode = Literal["min", "max"]

@@ -24,7 +24,6 @@ from pydantic import (
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.section import (
     MOST_PROCESSES,
-    Balance,
     Decay,
     Duration,
     NumSamples,
@@ -166,9 +165,6 @@ class Devices(Section):
     """fsdp, hsdp with engine torch: a step of several rounds gathers weights and sums gradients in
     each round, or once a step, with whole weights and gradients on each device; auto: once a step
     where memory is known to suffice"""
-    balance: Balance = "even"
-    """dp, ddp with engine torch: as many microbatches for each device, or by its measured speed, or
-    by relative speeds given here; same results"""
     memory: Size | None = None
     """bytes of each device to plan with at most (40GiB), where not all of it is this run's"""
     threads: Annotated[int, Field(gt=0, le=MOST_PROCESSES)] | None = None
@@ -289,6 +285,11 @@ class Config(Section):
     def compiles_blocks(self) -> bool:
         """Whether engine torch is to compile the model's blocks."""
         return any(row.load().compiles_blocks for row in self.named_features)
+
+    @property
+    def fixes_devices(self) -> bool:
+        """Whether it has values that are of certain devices."""
+        return any(row.fixes_devices for row in self.named_features)
 
     def with_bits(self, *, same: bool) -> Self:
         """The config of a run that has the same bits on any devices, or need not."""

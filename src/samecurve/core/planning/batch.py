@@ -1,15 +1,13 @@
 """How many samples a step has, and how they are cut into microbatches for the devices.
 
-Where devices are alike, each has an equal share. Of uneven devices the faster ones get more
-microbatches, so that no device waits for another; sums lose nothing, so this changes no result.
+Each device has an equal share, where no feature splits the step in another way.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-from samecurve.core.config.sections import Batch, Config, Devices
-from samecurve.core.config.train_section import Train
+from samecurve.core.config.sections import Batch
 from samecurve.core.determinism.microbatches import (
     Assignment,
     accumulation_steps,
@@ -20,18 +18,12 @@ from samecurve.core.determinism.microbatches import (
 )
 from samecurve.core.planning import Decision
 from samecurve.core.planning.capacity import Capacity
-from samecurve.core.planning.facts import Facts, Speed, Speeds
+from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import Fixed
-from samecurve.core.planning.layout import Layout
 from samecurve.errors import UserError
-from samecurve.units import counted, first_and_count, join_words, show_seconds
+from samecurve.units import counted
 
 _MOST_MICROBATCHES = 10**6  # of a step
-# share of a step: the largest microbatches are taken whose predicted step is so close to the best
-_CLOSE = 0.03
-# share of an even split: the assumed cost of launching a microbatch, where the config gives speeds
-_LAUNCH = 0.02
-_WORTH = 0.05  # share of a step: measured speeds are no more certain than that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,180 +207,3 @@ def _short_steps(bucket_sizes: Sequence[int], global_batch_size: int) -> list[st
         f" each of the {len(bucket_sizes)} buckets has what is left of it. No sample is dropped or"
         " repeated; a smaller batch, or fewer buckets, makes steps more even"
     ]
-
-
-def with_even_balance(config: Config) -> Config:
-    """The config with an even split, for other devices or for a trial."""
-    return config.with_values(devices={"balance": "even"})
-
-
-def check_uneven(devices: Devices, batch: Batch, layout: Layout, *, can_measure: bool) -> None:
-    """UserError: this layout or batch can't be split unevenly, or the speeds can't be known.
-
-    can_measure: speeds are measured before the run, or were measured
-    """
-    num_devices, refusal = layout.num_devices, layout.spec.refuses.get("devices.balance")
-    if devices.balance == "even":
-        return
-    if num_devices == 1:
-        raise _refused(
-            "one device takes all microbatches there are", "--balance even, or more devices"
-        )
-    if refusal:
-        raise _refused(refusal.why, refusal.remedy)
-    if batch.samples and batch.accumulate:
-        raise _refused(
-            "batch.accumulate cuts a step evenly",
-            "leave batch.accumulate out; batch.per_device is the most that a device takes at once",
-        )
-    if devices.balance == "measured" and not can_measure:
-        example = "2,1,..." if num_devices > 2 else "2,1"
-        raise UserError(
-            "devices.balance measured: ranks that others started (torchrun, Slurm, --nnodes) can't"
-            " be measured before they train",
-            f"relative speeds by hand, one for each of the {num_devices} devices: --balance"
-            f" {example}",
-            "devices.balance",
-        )
-    if not isinstance(devices.balance, str) and len(devices.balance) != num_devices:
-        raise UserError(
-            f"devices.balance gives {counted(len(devices.balance), 'speed')} for {num_devices}"
-            " devices",
-            "one for each, in their order",
-            "devices.balance",
-        )
-
-
-def _refused(why: str, remedy: str) -> UserError:
-    return UserError(f"devices.balance: {why}", remedy, "devices.balance")
-
-
-def choose_speeds(devices: Devices, train: Train, facts: Facts) -> Speeds | None:
-    """The speeds by which microbatches are assigned; None: the devices are alike.
-
-    UserError: smaller microbatches would change the result.
-    """
-    if devices.balance == "even":
-        return None
-    if facts.coupled and (train.norm_sync or not train.allow_coupled):
-        raise _refused(
-            f"{first_and_count(facts.coupled)} mixes the samples of a microbatch, and smaller ones"
-            " would change the result",
-            "--balance even, or a norm that treats each sample by itself (GroupNorm, LayerNorm)",
-        )
-    if not isinstance(devices.balance, str):
-        return Speeds(devices=tuple(Speed(0.0, 1 / speed) for speed in devices.balance))
-    return (
-        facts.measured.speeds if facts.measured.speeds and facts.measured.speeds.devices else None
-    )
-
-
-def microbatch_seconds(speeds: Speeds, micro_batch_size: int) -> tuple[float, ...]:
-    """Seconds that a microbatch takes on each device."""
-    return tuple(
-        device.seconds_per_microbatch + micro_batch_size * device.seconds_per_sample
-        for device in speeds.devices
-    )
-
-
-def predict_step_seconds(
-    speeds: Speeds, global_batch_size: int, micro_batch_size: int, times: Sequence[float] = ()
-) -> float:
-    """Seconds of a step; where the config gives speeds, in their unit.
-
-    times: seconds of a microbatch on each device, which decide the assignment; empty: even
-    """
-    count, num_devices = -(-global_batch_size // micro_batch_size), len(speeds.devices)
-    seconds = []
-    for place, device in enumerate(speeds.devices):
-        numbers = microbatches_of(count, place, num_devices, times)
-        samples = 0
-        if numbers:
-            last = min(numbers.stop * micro_batch_size, global_batch_size)
-            samples = last - numbers.start * micro_batch_size
-        seconds.append(
-            len(numbers) * device.seconds_per_microbatch + samples * device.seconds_per_sample
-        )
-    return max(seconds) + speeds.rest
-
-
-def largest_close_to_best(speeds: Speeds, global_batch_size: int, most: int) -> int:
-    """The largest microbatch, up to `most`, with which a step is close to the best one."""
-    counts = range(-(-global_batch_size // most), global_batch_size + 1)
-    sizes = sorted({-(-global_batch_size // count) for count in counts}, reverse=True)
-    seconds = {}
-    for size in sizes:
-        times = microbatch_seconds(speeds, size)
-        seconds[size] = predict_step_seconds(speeds, global_batch_size, size, times)
-    limit = min(seconds.values()) * (1 + _CLOSE)
-    return next(size for size in sizes if seconds[size] <= limit)
-
-
-def choose_uneven_split(speeds: Speeds, even: BatchSplit, *, may_cut: bool) -> Decision[BatchSplit]:
-    """A split by the devices' speeds, or the even split where that is as good.
-
-    even: the split for devices that are alike
-    may_cut: whether microbatches may be smaller
-    """
-    global_batch_size, most = even.global_batch_size, even.micro_batch_size
-    if not speeds.origin:
-        speeds = _with_launch_cost(speeds, most)
-    size = largest_close_to_best(speeds, global_batch_size, most) if may_cut else most
-    times = microbatch_seconds(speeds, size)
-    before = predict_step_seconds(speeds, global_batch_size, most)
-    after = predict_step_seconds(speeds, global_batch_size, size, times)
-    least_gain = _WORTH if speeds.origin else 0
-    if after >= before * (1 - least_gain):
-        why = "no other split is quicker"
-        if speeds.origin:
-            why = f"another split is predicted to save less than {_WORTH:.0%} of a step"
-        return Decision(even, {"balance": f"{_say_speeds(speeds, most)}; {why}"})
-    uneven = replace(even, micro_batch_size=size, microbatch_seconds=times)
-    gain = (
-        f"forward and backward are predicted to take {after / before:.2f} of what they take split"
-        " evenly"
-    )
-    if speeds.origin:
-        gain = (
-            f"a step is predicted to take {show_seconds(after)} instead of {show_seconds(before)}"
-        )
-    reasons = {"balance": f"{_say_speeds(speeds, size)}; {gain}"}
-    if size < most:
-        reasons["micro"] = (
-            f"small enough to split unevenly: within {_CLOSE:.0%} of the best step that is"
-            " predicted"
-        )
-    return Decision(uneven, reasons, _warn_of_idle(uneven))
-
-
-def _with_launch_cost(speeds: Speeds, micro_batch_size: int) -> Speeds:
-    """Speeds with the cost of launching a microbatch, which speeds in the config leave out."""
-    devices = tuple(
-        replace(
-            device, seconds_per_microbatch=_LAUNCH * micro_batch_size * device.seconds_per_sample
-        )
-        for device in speeds.devices
-    )
-    return replace(speeds, devices=devices)
-
-
-def _warn_of_idle(split: BatchSplit) -> tuple[str, ...]:
-    count, times = split.num_microbatches, split.microbatch_seconds
-    idle = [
-        place for place in range(len(times)) if not microbatches_of(count, place, len(times), times)
-    ]
-    return tuple(
-        f"device {place} gets no microbatch: the others have done all {count} of a step before it"
-        " would have done one"
-        for place in idle
-    )
-
-
-def _say_speeds(speeds: Speeds, micro_batch_size: int) -> str:
-    if not speeds.origin:
-        ratio = " to ".join(f"{1 / device.seconds_per_sample:g}" for device in speeds.devices)
-        return f"devices.balance {ratio}"
-    rates = [
-        f"{micro_batch_size / time:.3g}" for time in microbatch_seconds(speeds, micro_batch_size)
-    ]
-    return f"{join_words(rates)} samples/s {speeds.origin}"

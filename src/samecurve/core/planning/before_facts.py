@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.batch import check_uneven, choose_batch
+from samecurve.core.planning.batch import choose_batch
 from samecurve.core.planning.capacity import Capacity
 from samecurve.core.planning.compute import (
     check_precision,
@@ -37,13 +37,13 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
 
         same_bits = as_asked(config, machine, None)
     with refusals.collected():
-        layout = _layout_before_facts(
-            config, machine, refusals, same_bits=same_bits, can_measure=can_measure
-        )
+        layout = _layout_before_facts(config, machine, refusals, same_bits=same_bits)
     refusals.collect(check_steps, train.steps)
     refusals.collect(check_engine_has, config.optimizer, config.engine)
     for row in config.named_features:
         refusals.collect(row.load().check, config, layout)
+        if not can_measure:
+            refusals.collect(row.load().check_unmeasured, config, layout)
     if same_bits:
         features = [row.load() for row in config.named_features]
         refusals.collect(same_bits.check_features, features)
@@ -53,12 +53,7 @@ def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -
 
 
 def _layout_before_facts(
-    config: Config,
-    machine: Machine,
-    refusals: Refusals,
-    *,
-    same_bits: "SameBits | None",
-    can_measure: bool,
+    config: Config, machine: Machine, refusals: Refusals, *, same_bits: "SameBits | None"
 ) -> Layout:
     """The layout, with what follows from it. refusals: takes those that don't hinder each other."""
     engine, train = config.engine, config.train
@@ -76,7 +71,6 @@ def _layout_before_facts(
         norm_sync=False,
         fixed_microbatches=same_bits is not None,
     ).value
-    refusals.collect(check_uneven, config.devices, config.batch, layout, can_measure=can_measure)
     with refusals.collected():
         if same_bits is None:
             split = choose_batch(config.batch, None, Capacity(), layout.num_devices).value

@@ -136,7 +136,7 @@ class Measured:
     """What was measured before the run. None: it was not."""
 
     largest_tried: int | None = None  # samples that fitted in flight (--probe-batch)
-    speeds: Speeds | None = None  # of the devices (devices.balance: measured)
+    speeds: Speeds | None = None  # of the devices
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -304,14 +304,17 @@ def _choose_jax_sync(wanted: str, num_devices: int, *, gpus: bool) -> Decision[s
     return Decision("xla", {"sync": "compiled into the step by XLA"})
 
 
-def layout_warnings(section: Devices, layout: Layout, optimizer_bytes: int) -> list[str]:
+def layout_warnings(
+    section: Devices, layout: Layout, optimizer_bytes: int, *, is_even: bool
+) -> list[str]:
     """Warnings for users of this strategy on these devices.
 
     optimizer_bytes: optimizer state of one device
+    is_even: whether the config has as much work for each device
     """
     warnings = []
     devices, spec = layout.devices, layout.spec
-    if section.balance == "even" and any(d.name != devices[0].name for d in devices):
+    if is_even and any(d.name != devices[0].name for d in devices):
         warning = "the devices differ: each step waits for the slowest"
         if spec.can_be_uneven:
             warning += "; --balance measured assigns them microbatches by their speed"

@@ -13,7 +13,7 @@ from samecurve.errors import UserError
 from samecurve.units import counted
 
 if TYPE_CHECKING:  # `samecurve run` asks what devices there are, and imports no pydantic
-    from samecurve.core.config.sections import Devices
+    from samecurve.core.config.sections import Config, Devices
 
 Kind = Literal["cpu", "cuda"]
 # NVIDIA's first GPUs with it: CUDA C++ programming guide, "Compute Capabilities"
@@ -191,10 +191,11 @@ def peak_flops(devices: tuple[Device, ...], precision: str) -> float | None:
     return sum(known) if len(known) == len(peaks) else None
 
 
-def has_open_ranks(section: "Devices", engine: str, machine: Machine) -> bool:
+def has_open_ranks(config: "Config", machine: Machine) -> bool:
     """Whether the number of CPU ranks is the plan's choice: there is no GPU, and neither the config
     nor a launcher says how many.
     """
     alone = machine.hosts == machine.started == 1 and not machine.devices
-    is_open = section.use.strip() == "auto" and section.balance == "even"
-    return alone and is_open and engine == "torch" and section.strategy in GROWING
+    section = config.devices
+    is_open = section.use.strip() == "auto" and not config.fixes_devices
+    return alone and is_open and config.engine == "torch" and section.strategy in GROWING

@@ -14,10 +14,7 @@ from samecurve.core.planning import Decision, DecisionLog
 from samecurve.core.planning.batch import (
     BatchSplit,
     batch_warnings,
-    check_uneven,
     choose_batch,
-    choose_speeds,
-    choose_uneven_split,
 )
 from samecurve.core.planning.capacity import (
     Capacity,
@@ -155,7 +152,7 @@ class _Planning:
         for feature in options.features:
             feature.check_model(self.config, facts)
         capacity = log.take(choose_capacity(options, facts, layout))
-        return self._memory(options, layout, self._split(layout, capacity), capacity)
+        return self._memory(options, layout, self._split(layout, capacity, options), capacity)
 
     def _devices(
         self, options: MemoryOptions, precision: Decision[Precision]
@@ -178,7 +175,7 @@ class _Planning:
         try:
             layout = self._layout(options, devices).value
             capacity = choose_capacity(options, self.facts, layout).value
-            step = self._memory(options, layout, self._split(layout, capacity), capacity)
+            step = self._memory(options, layout, self._split(layout, capacity, options), capacity)
             self._explain_training(step.layout, step.split, precision)
         except UserError:
             return False
@@ -201,16 +198,14 @@ class _Planning:
         )
         for feature in options.features:
             feature.check(self.config, layout.value)
+            if self.facts.measured.speeds is None:
+                feature.check_unmeasured(self.config, layout.value)
         if self.same_bits:
             self.same_bits.check_features(options.features)
         return layout
 
-    def _split(self, layout: Layout, capacity: Capacity) -> BatchSplit:
-        """The split by the devices' speeds, where the config asks for one."""
-        section, train = self.config.devices, self.config.train
-        can_measure = self.facts.measured.speeds is not None
-        check_uneven(section, self.config.batch, layout, can_measure=can_measure)
-        speeds = choose_speeds(section, train, self.facts)
+    def _split(self, layout: Layout, capacity: Capacity, options: MemoryOptions) -> BatchSplit:
+        """The even split, or what a feature makes of it."""
         if self.same_bits is None:
             even = choose_batch(self.config.batch, self.fixed, capacity, layout.num_devices)
         else:
@@ -218,10 +213,10 @@ class _Planning:
             self.same_bits.check_model(self.facts, layout)
             even = self.same_bits.split(layout.num_devices, layout.interleaved)
         split = self.log.take(even)
-        if speeds is None:
-            return split
-        may_cut = self.same_bits is None
-        return self.log.take(choose_uneven_split(speeds, split, may_cut=may_cut))
+        for feature in options.features:
+            other = feature.split(self.config, self.facts, split, may_cut=self.same_bits is None)
+            split = self.log.take(other) if other else split
+        return split
 
     def _memory(
         self, options: MemoryOptions, layout: Layout, split: BatchSplit, capacity: Capacity
@@ -330,7 +325,8 @@ class _Planning:
                 " eval_data() of a user task)"
             )
         optimizer_bytes = sum(term.bytes for term in terms if term.name == "optimizer")
-        warnings += layout_warnings(self.config.devices, layout, optimizer_bytes)
+        is_even = not self.config.fixes_devices
+        warnings += layout_warnings(self.config.devices, layout, optimizer_bytes, is_even=is_even)
         if fixed.same_bits and fixed.computed_on not in {"", layout.computed_on}:
             warnings.append(
                 f"this run began with {fixed.computed_on}; from here its bits are those of"

@@ -62,7 +62,7 @@ class SameBits:
         config, machine = self.config, self.machine
         chosen = choose_devices(config.devices, config.engine, machine)
         follows_devices = self.fixed is None and not config.batch.samples  # the batch does
-        is_open = has_open_ranks(config.devices, config.engine, machine)
+        is_open = has_open_ranks(config, machine)
         if not is_open or follows_devices or was_tried:
             return chosen
         num_microbatches = self.split(1).value.num_microbatches

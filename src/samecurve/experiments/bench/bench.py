@@ -56,7 +56,6 @@ _CPU_RANKS = 8  # the most that are tried without --worlds
 # options that only some strategies have, and the value that turns each off
 _STRATEGY_OPTIONS = {
     "shards": None,
-    "balance": "even",
 }
 
 

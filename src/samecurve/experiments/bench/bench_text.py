@@ -7,6 +7,7 @@ from typing import Any
 from samecurve.core.measurement.profile_types import MEANING
 from samecurve.experiments.bench.bench_results import Bench
 from samecurve.experiments.bench.doubts import busy_machine, doubtful_speedups, speedup_bound
+from samecurve.features.balance import balance_of
 from samecurve.observe.text_table import Column, table_text
 from samecurve.report.bench_blocks import Row, figures, measured_rows, unit_of
 from samecurve.units import counted, show_bytes, show_count
@@ -38,7 +39,7 @@ def _about(bench: Bench) -> dict[str, Any]:
         "cores": bench.cores,
         "load": bench.load,
         "scaling": "weak" if bench.weak else "strong",
-        "balance": bench.config.devices.balance,
+        "balance": balance_of(bench.config),
         "tokens_per_sample": first.data.tokens_per_sample,
         "steps": {"warm_up": bench.schedule.warm, "timed": bench.schedule.timed},
         "flops_per_sample": flops / first.batch.global_batch_size if flops else None,

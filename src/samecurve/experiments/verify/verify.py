@@ -22,6 +22,7 @@ from samecurve.experiments.verify.rounding import Rounding, measure_rounding, ro
 from samecurve.experiments.verify.verdicts import TOLERANCE, Verdict, compare_layouts
 from samecurve.experiments.verify.verify_report import as_json as report_json
 from samecurve.experiments.verify.verify_report import columns, conclusion, head, row
+from samecurve.features.balance import balance_of
 from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.probe import probe
 from samecurve.run.describe import describe, missing_libraries
@@ -197,7 +198,7 @@ def _left_out_layouts(config: Config, facts: Facts, kind: str, machine: Machine)
 def _left_out_settings(config: Config) -> list[str]:
     """Settings of the config that some layouts do not have."""
     lines, devices = [], config.devices
-    balance = devices.balance
+    balance = balance_of(config)
     if isinstance(balance, tuple):
         speeds = " to ".join(f"{speed:g}" for speed in balance)
         lines.append(

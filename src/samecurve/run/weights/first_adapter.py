@@ -9,6 +9,7 @@ from pathlib import Path
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
+from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import Origin
@@ -55,7 +56,7 @@ def read_first_adapter(path: Path, config: Config, facts: Facts) -> Source | Non
     """
     entry = entry_of(config.task)
     file = _file_of(path)
-    if file is None or not entry.has_adapters(config):
+    if file is None or not entry.has("read_adapter", config):
         return None
     from samecurve.tasks.lora.file_factors import CONFIG_FILE
     from samecurve.tasks.lora.file_reading import is_adapter
@@ -75,7 +76,8 @@ def read_first_adapter(path: Path, config: Config, facts: Facts) -> Source | Non
     if beside.is_file():
         metadata[CONFIG_FILE] = beside.read_text(errors="replace")
     try:
-        adapter, lines = entry.read_adapter(config, arrays, facts.model.arrays, metadata)
+        task = entry.open(config, cache_home()).task
+        adapter, lines = task.read_adapter(arrays, facts.model.arrays, metadata)
     except UserError as error:
         raise UserError(f"{path}: {error.cause}", error.remedy, error.where) from None
     size = show_count(sum(math.prod(array.shape) for array in adapter.values()))

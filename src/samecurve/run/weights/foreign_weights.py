@@ -115,7 +115,10 @@ def map_names(
     UserError: two names become one.
     """
     unwrapped, prefixes = _strip_wrappers(list(foreign_names), model.arrays)
-    names_here = entry_of(config.task).load_hf(config, list(unwrapped.values()))
+    names_here = {name: name for name in unwrapped.values()}
+    task = entry_of(config.task).object_with("load_hf", config)
+    if task is not None:
+        names_here = task.load_hf(list(unwrapped.values()))
     mapped = {
         foreign_name: names_here[name]
         for foreign_name, name in unwrapped.items()

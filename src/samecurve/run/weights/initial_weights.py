@@ -7,7 +7,7 @@ part.
 """
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays, Facts
 from samecurve.core.protocols import ArrayShard
+from samecurve.core.system.cache import cache_home
 from samecurve.core.system.files import sync_directory, write_json
 from samecurve.core.weights import check_weights
 from samecurve.errors import SamecurveError, UserError
@@ -127,7 +128,7 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
     Values are read only where two names share them. UserError: the weights don't fit.
     """
     arrays, foreign = fitting_arrays(path, config, facts.model)
-    fatal, differing = entry_of(config.task).unlike(config, foreign.model_fields)
+    fatal, differing = _unlike(config, foreign.model_fields)
     if fatal:
         raise UserError(
             f"{path} is of another model: {', '.join(fatal)}",
@@ -160,6 +161,26 @@ def read_initial_weights(path: Path, config: Config, facts: Facts) -> Source:
     return Source(path.resolve(), arrays, frozenset(facts.model.buffers), tuple(notes))
 
 
+def _unlike(config: Config, fields: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+    """How foreign weights differ from the config's model, though their shapes may fit.
+
+    Two lists: what makes the weights meaningless here, and what only changes their use.
+
+    fields: the `model` section of the weights' own run, or {"config.json": path}
+    """
+    task = entry_of(config.task).object_with("unlike", config)
+    if task is not None:
+        fatal, differing = task.unlike(fields)
+        return fatal, differing
+    here = config.model.model_dump()
+    differing = [
+        f"{name} {value}, here {here[name]}"
+        for name, value in fields.items()
+        if name in here and here[name] != value
+    ]
+    return [], differing
+
+
 def fitting_arrays(
     path: Path, config: Config, model: DescribedArrays, task: Any = None
 ) -> tuple[Mapping[str, SourceArray], ForeignWeights]:
@@ -173,7 +194,9 @@ def fitting_arrays(
     names, naming_notes = map_names(config, foreign.arrays, model)
     stored = {name: foreign.arrays[foreign_name] for foreign_name, name in names.items()}
     entry = entry_of(config.task)
-    arrays: Mapping[str, SourceArray] = entry.convert_weights(config, stored, task)
+    arrays: Mapping[str, SourceArray] = stored
+    if entry.has("convert_weights", config):
+        arrays = (task or entry.open(config, cache_home()).task).convert_weights(stored)
     arrays, tying_notes = drop_aliases(arrays, model.aliases, path)
     trained = model.arrays.keys() - set(model.frozen) if model.frozen_base else set()
     check_weights(

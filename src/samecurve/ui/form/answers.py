@@ -12,6 +12,7 @@ from samecurve.core.planning.machine import choose_devices
 from samecurve.core.planning.plan import Plan
 from samecurve.core.strategies import strategies_of
 from samecurve.errors import SamecurveError, UserError
+from samecurve.features.balance import balance_of
 from samecurve.probe import probe
 from samecurve.probe.detected import detected
 from samecurve.processes import ForkServer
@@ -211,7 +212,7 @@ def _origin(place: str, key: str) -> str:
 
 def _without_measuring(loaded: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     """The config without a measurement of speeds, which only a start makes, and a note on it."""
-    if loaded.config.devices.balance != "measured":
+    if balance_of(loaded.config) != "measured":
         return loaded, []
     config = loaded.config.with_values(devices={"balance": "even"})
     note = (

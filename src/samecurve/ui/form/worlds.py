@@ -21,6 +21,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import UserError
+from samecurve.features.balance import balance_of
 from samecurve.observe.plan_text import strategy_text
 from samecurve.report.blocks import Block, Cell, table, text
 from samecurve.simulation.cluster import Cluster
@@ -82,7 +83,7 @@ def _world(config: Config, machine: Machine, facts: Facts, count: int, *, on_cpu
     spec = STRATEGIES.get((config.engine, config.devices.strategy))
     if count == 1 or (spec and spec.takes_one_device):
         section |= {"strategy": "auto", "shards": None}
-    if config.devices.balance not in {"even", "measured"}:
+    if balance_of(config) not in {"even", "measured"}:
         section["balance"] = "even"  # speeds given by hand are those of other devices
     try:
         return World(count, plan(config.with_values(devices=section), machine, facts))
