@@ -131,6 +131,33 @@ class Seeded(Momentum):
             model.average += 0.01 * self.noise.normal()
 
 
+class Thawing(Annealed):
+    """Its first layer comes frozen, and the loss thaws it."""
+
+    def model(self) -> nn.Module:
+        model: Any = super().model()
+        model[0].requires_grad_(False)
+        return model
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        if step == 3:
+            model[0].requires_grad_(True)
+        return super().loss(model, batch, step, epoch)
+
+
+class Unfreezing(Annealed):
+    """Its first layer is frozen until the fourth step."""
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        model[0].requires_grad_(step >= 3)
+        return super().loss(model, batch, step, epoch)
+
+
+class Lazy(Annealed):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 1))
+
+
 class Remembering(Annealed):
     """Keeps what a run must go on with: a margin that grows, and the last steps, in a small array.
     The log is for the eye alone: each rank has another one.

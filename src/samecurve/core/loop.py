@@ -104,18 +104,15 @@ def train(
         done = step + 1
         if requested or done in (next_due, stop_at):
             due = plan.actions_due(done) | requested
+            due |= logger.flush()  # what was asked during this very step counts too
             if done == stop_at:
                 due |= {"save", "stop"}
-            due |= logger.flush()  # what was asked during this very step counts too
             run_due_actions(context, logger, state, step=done, due=due)
             next_due, is_saving = plan.next_due(done), True
             ends_early = plan.ends_early(counters)
             if ends_early or ("stop" in due and done < plan.steps):
                 break
         heartbeat(done, "data")
-
-    logger.flush()
-    context.store.close()
     return _finish(context, logger, state, done, ends_early=ends_early)
 
 
@@ -141,7 +138,11 @@ def _finish(
     *,
     ends_early: bool,
 ) -> tuple[State, Outcome]:
-    """Test what was trained, if it is finished, and record how the training ended."""
+    """Write what is still to be written, test what was trained, if it is finished, and record how
+    the training ended.
+    """
+    logger.flush()
+    context.store.close()
     plan, counters = context.plan, logger.counters
     outcome: Outcome = "finished" if done >= plan.steps or ends_early else "stopped"
     if outcome == "finished" and plan.data.test_samples:

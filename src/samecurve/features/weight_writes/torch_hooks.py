@@ -6,10 +6,12 @@ same bits.
 from collections.abc import Sequence
 
 from samecurve.core.protocols import Batch, Round
-from samecurve.torch_engine.split_check.weight_writes import (
+from samecurve.torch_engine.split_check.written_weights import (
     VERSION,
+    FrozenWeights,
     WeightBits,
     WeightVersions,
+    thaw_error,
     write_error,
 )
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
@@ -31,6 +33,7 @@ class WriteWatch:
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
+        self._frozen = FrozenWeights(step.strategy)
         self._versions: WeightVersions | None = None
         self._bits: WeightBits | None = None
         self._batch: Batch[list[Round]] | None = None  # of the step in work
@@ -46,7 +49,7 @@ class WriteWatch:
     def after_reduction(self) -> bool:
         """Returns True: the hook comes again.
 
-        UserError: the loss of this step has written into a weight.
+        UserError: the loss of this step has written into a weight, or has thawed one.
         """
         versions = self._versions
         assert versions is not None
@@ -55,6 +58,8 @@ class WriteWatch:
         written = versions.written() or (self._bits and self._bits.written())
         if written:
             raise write_error(self._step.setup, written, self._again)
+        if thawed := self._frozen.thawed():
+            raise thaw_error(self._step.setup, thawed)
         self._batch = self._bits = None
         return True
 
