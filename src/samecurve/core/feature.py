@@ -78,7 +78,7 @@ class Feature(Generic[Fields, Value]):
     to_go_on: what the user types to train on where it has ended a run
     goes_twice: why each microbatch goes forward twice, where a step has several accumulation steps;
         '': it does not
-    brought_by: precisions, or findings of the split check, that bring the feature; a plan has no
+    brought_by: precisions, or findings about the task's code, that bring the feature; a plan has no
         value of such a one
     facts: what it must know of a task and its model, a dataclass with defaults; a task brings the
         feature by facts that are no defaults

@@ -46,7 +46,7 @@ class ListedFeature:
     goes_twice: str = ""
     # with other values of its keys a device may hold less: its place among such; 0: not so
     remedy_order: int = 0
-    brought_by: Sequence[str] = ()  # precisions, or findings of the split check
+    brought_by: Sequence[str] = ()  # precisions, or findings about the task's code
     # what the feature must know of a task and its model: key -> if it is not so
     facts: Mapping[str, Any] = field(default_factory=dict)
     # of a task's class, for the feature: name -> how it is written, and what it is
@@ -189,7 +189,7 @@ def spec_of(optimizer: str) -> Any:
 
 
 def brought_by(what: str) -> list[str]:
-    """The names of the features that a precision, or a finding of the split check, brings."""
+    """The names of the features that a precision, or a finding about the task's code, brings."""
     return [row.name for row in listed() if what in row.brought_by]
 
 

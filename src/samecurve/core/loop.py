@@ -73,9 +73,8 @@ def train(
 ) -> tuple[State, Outcome]:
     """Train to plan.steps, to stop_at, or until asked to stop. Returns the state and how it ended.
 
-    saved: go on from here; None: from the start.
-    weights: start with these, or, of a task with a frozen base, go on with them beneath `saved`;
-        None: with initial values.
+    saved: go on from here; None: from the start. weights: start with these, or, of a task with a
+        frozen base, go on with them beneath `saved`; None: with initial values.
 
     RunError: a gradient was not finite and the plan says stop.
     """
@@ -83,10 +82,8 @@ def train(
     state, done, counters = _begin(context, saved, weights)
     logger = StepLogger(plan, context.feed, context.record, counters)
     is_alone = plan.layout.world_size == 1  # nobody else is to agree to what this rank is asked
-    next_due, is_saving = plan.next_due(done), False
-    ends_early = plan.ends_early(counters)
+    next_due, is_saving, ends_early = plan.next_due(done), False, plan.ends_early(counters)
     rates: Mapping[int, float] = {}
-
     for step, batch in () if ends_early else context.feed:
         heartbeat(step, "step")
         if step not in rates:

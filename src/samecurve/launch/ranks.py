@@ -68,8 +68,8 @@ def train_by_ranks(
     return _explained(prepared, group.end, oom_kills_since(oom_kills_before))
 
 
-def _explained(prepared: PreparedRun, end: GroupEnd, kills: int) -> SamecurveError:
-    """Why ranks have failed. kills: by the system's out-of-memory killer, meanwhile"""
+def _explained(prepared: PreparedRun, end: GroupEnd, kills: int | None) -> SamecurveError:
+    """Why ranks have failed. kills: by the system's out-of-memory killer; None: not known"""
     logs = prepared.run.logs
     return explain(
         read_notes(logs, prepared.attempt.name),

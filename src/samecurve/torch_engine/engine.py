@@ -47,6 +47,7 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 from samecurve.torch_engine.split_check.split_check import SplitCheck
 from samecurve.torch_engine.split_check.trials import Trials
+from samecurve.torch_engine.split_check.user_code import is_users
 from samecurve.torch_engine.step.precision import (
     as_weights,
     autocast_for,
@@ -201,6 +202,9 @@ class TorchEngine:
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
+        task = getattr(self._setup.task, "task", self._setup.task)
+        if any(is_users(type(part)) for part in (task, *self._strategy.models[0].modules())):
+            self._add_features(dict.fromkeys(brought_by("users' code")))
         for hooks in self.features.values():
             hooks.begin_training(self._kept)
         self._trials = Trials(self._setup, rows, self._staged)

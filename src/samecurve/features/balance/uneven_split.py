@@ -1,5 +1,5 @@
 """A split of a step by the devices' speeds: the faster ones get more microbatches, so that no
-device waits for another. Sums are exact, so this changes no result.
+device waits for another. Sums lose nothing, so this changes no result.
 """
 
 from collections.abc import Sequence

@@ -7,11 +7,11 @@ from samecurve.core.feature import Feature
 
 
 class TaskStateFeature(Feature[Section, None]):
-    """The feature. Every run has it, so no key of a plan has it."""
+    """The feature. Every run of a user's code has it, so no key of a plan has it."""
 
     order = 30
     changes_results = False
-    brought_by = ("f64", "f32", "bf16", "f16")
+    brought_by = ("users' code",)
     hooks = ("torch",)
 
 

@@ -15,7 +15,7 @@ from samecurve.core.split_check import compare_repeats
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.split_check.side_effects import Attributes
-from samecurve.torch_engine.split_check.user_code import kind_of, names_read, place_of_method
+from samecurve.torch_engine.split_check.user_code import is_users, names_read, place_of_method
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Hooks(TorchHooks):
         """Paths of what has a class of the user's."""
         modules = self.setup.strategy.models[0].named_modules()
         named = {_TASK: self._task, **{name or "model": module for name, module in modules}}
-        return frozenset(path for path, one in named.items() if _is_users(type(one)))
+        return frozenset(path for path, one in named.items() if is_users(type(one)))
 
     def begin_training(self, kept: Mapping[str, Any]) -> None:
         attributes = self._attributes  # as they are made, whatever a checkpoint has
@@ -136,11 +136,6 @@ class Hooks(TorchHooks):
             differs = compare_repeats(now, then, 0.0) is not None
         flag = torch.tensor(float(differs), dtype=torch.float64, device=self.setup.device)
         return bool(self.setup.comm.all_reduce(flag)() > 0)
-
-
-def _is_users(kind: type) -> bool:
-    codes = [getattr(one, "__code__", None) for one in vars(kind).values()]
-    return any(code is not None and kind_of(code.co_filename) == "users" for code in codes)
 
 
 def _is_left(name: str, failing: Mapping[str, str]) -> bool:

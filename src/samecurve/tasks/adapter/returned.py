@@ -84,7 +84,7 @@ def totals_of(sums: EvalSums, names: Mapping[str, Mean]) -> dict[str, Mean]:
 
 
 def spec_of(mean: Mean) -> Mean:
-    """The form of a metric's sum and weight: an array of whole numbers is counted exactly."""
+    """The form of a metric's sum and weight: whole numbers are added as such."""
     shape = tuple(getattr(mean.sum, "shape", ()))
     return Mean(SumSpec(shape, integer=bool(shape) and _is_whole(mean.sum)), SumSpec())
 

@@ -1,4 +1,4 @@
-"""The work of a sample of a class that does not tell it: what train.exact: auto and bench go by.
+"""The work of a sample of a class that does not tell it: what bench, and a plan's auto, go by.
 
 The loss of two samples, which is computed anyway when a task is described, is counted as it runs
 (two_samples.py). In three cases the loss is counted without values instead: rows of unlike length,

@@ -219,8 +219,6 @@ _BY_WORD = {word: name for name, words in _WORDS.items() for word in words}
 _SHARD = re.compile(r"(?P<name>\w+(?:\.\w+)*)-\d{5}-of-\d{5}\..*")  # as hubs name shards
 _BESIDE = ("readme", "license", "licence")  # text that is no part of the data
 
-Item = TypeVar("Item")
-
 
 @dataclass(frozen=True)
 class SourceSplits(Generic[Item]):

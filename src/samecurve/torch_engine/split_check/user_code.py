@@ -117,3 +117,9 @@ def _code(task: object, method: str) -> CodeType | None:
     function = getattr(getattr(task, "task", task), method, None)
     code: CodeType | None = getattr(getattr(function, "__func__", function), "__code__", None)
     return code
+
+
+def is_users(kind: type) -> bool:
+    """Whether a class is of the user's code."""
+    codes = [getattr(one, "__code__", None) for one in vars(kind).values()]
+    return any(code is not None and kind_of(code.co_filename) == "users" for code in codes)

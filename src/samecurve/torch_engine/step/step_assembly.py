@@ -14,6 +14,7 @@ from samecurve.torch_engine.optimizers.optimizer import (
     OptimizerParam,
     OptimizerUpdate,
 )
+from samecurve.torch_engine.split_check.weight_writes import WriteWatch
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
@@ -27,6 +28,7 @@ def make_training_step(setup: EngineSetup, state: State) -> Step:
     for step in steps:
         _move_host_copies_back(step)
         _watch_first_steps(step)
+        WriteWatch(step)
         _time_forward(step)
     _check_held_tensors(steps[-1])
     for hooks in features:

@@ -50,7 +50,7 @@ _AHEAD = 2  # groups whose sums over the copies are on their way at once
 
 
 class Sharded(Strategy):
-    """The sharded strategies, exact or not.
+    """The sharded strategies, with either reducer.
 
     fsdp has as many shards as ranks. hsdp has fewer: several copies of the model, each sharded, and
     gradients are summed over the copies after the last round.
