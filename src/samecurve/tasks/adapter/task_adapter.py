@@ -7,6 +7,7 @@ needs no engine: its data, its schedule, what plan() must know.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -47,6 +48,8 @@ class TaskAdapter(OpenedClass):
     """A task, made from its class, with its data open."""
 
     engine: ClassVar[str] = ""  # the engine that has the model; '': none
+    # around the calls in which a trained model makes texts and pictures
+    generating: ClassVar[Callable[[], AbstractContextManager[object]]] = nullcontext
 
     @cached_property
     def whole_batch(self) -> bool:
@@ -313,7 +316,8 @@ class TaskAdapter(OpenedClass):
             return []
         known = {"part": part, "step": step, "prompt": prompt}
         asked = {name: known[name] for name in known.keys() & self.asked("sample")}
-        samples = list(self.call("sample", model, seed, **asked))
+        with self.generating():
+            samples = list(self.call("sample", model, seed, **asked))
         pictures = [sample for sample in samples if not isinstance(sample, str)]
         if pictures:
             from samecurve.observe.pictures import check_picture
@@ -327,4 +331,5 @@ class TaskAdapter(OpenedClass):
 
         settings: tokens, temperature, seed, and chat if the method takes it
         """
-        return str(self.call("respond", model, prompt, **settings))
+        with self.generating():
+            return str(self.call("respond", model, prompt, **settings))

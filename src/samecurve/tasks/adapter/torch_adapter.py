@@ -1,7 +1,7 @@
 """A task's class with PyTorch: an nn.Module, and a loss of a microbatch."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from os import getpid
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,11 +14,8 @@ from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import (
     START,
-    WHOLE,
     Arrays,
-    Part,
     Progress,
-    Sample,
     StoredArrays,
 )
 from samecurve.core.split_check import MEAN
@@ -42,6 +39,7 @@ _BLOCKS = "a list of modules of the model that it calls, none of them inside ano
 
 class TorchAdapter(TaskAdapter):
     engine = "torch"
+    generating = staticmethod(attention_of_any_length)
     needed: ClassVar[Mapping[str, str]] = {
         **NEEDED,
         "model": "model(self) -> torch.nn.Module: the model, built anew",
@@ -246,22 +244,6 @@ class TorchAdapter(TaskAdapter):
         shapes = {name: weights.shape(name) for name in weights}
         optional = {*described.buffers, *(described.frozen if described.frozen_base else ())}
         check_weights(shapes, described.arrays, optional, "the checkpoint", "task")
-
-    def respond(self, model: Any, prompt: str, **settings: Any) -> str:
-        with attention_of_any_length():
-            return super().respond(model, prompt, **settings)
-
-    def sample(
-        self,
-        model: Any,
-        seed: int,
-        part: Part = WHOLE,
-        step: int = 0,
-        *,
-        prompt: str | None = None,
-    ) -> Sequence[Sample]:
-        with attention_of_any_length():
-            return super().sample(model, seed, part, step, prompt=prompt)
 
     def place(self, model: nn.Module, device: str) -> nn.Module:
         return model.to(device)
