@@ -48,8 +48,6 @@ class TaskAdapter(OpenedClass):
     """A task, made from its class, with its data open."""
 
     engine: ClassVar[str] = ""  # the engine that has the model; '': none
-    # around the calls in which a trained model makes texts and pictures
-    generating: ClassVar[Callable[[], AbstractContextManager[object]]] = nullcontext
 
     @cached_property
     def whole_batch(self) -> bool:
@@ -297,6 +295,10 @@ class TaskAdapter(OpenedClass):
     def samples_in_parts(self) -> bool:
         """Whether the class's sample() asks which part of the samples it is to make."""
         return "part" in self.asked("sample")
+
+    def generating(self) -> AbstractContextManager[object]:
+        """Surround the calls in which a trained model makes texts and pictures."""
+        return nullcontext()
 
     def sample(
         self,

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from os import getpid
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,7 +40,6 @@ _BLOCKS = "a list of modules of the model that it calls, none of them inside ano
 
 class TorchAdapter(TaskAdapter):
     engine = "torch"
-    generating = staticmethod(attention_of_any_length)
     needed: ClassVar[Mapping[str, str]] = {
         **NEEDED,
         "model": "model(self) -> torch.nn.Module: the model, built anew",
@@ -244,6 +244,9 @@ class TorchAdapter(TaskAdapter):
         shapes = {name: weights.shape(name) for name in weights}
         optional = {*described.buffers, *(described.frozen if described.frozen_base else ())}
         check_weights(shapes, described.arrays, optional, "the checkpoint", "task")
+
+    def generating(self) -> AbstractContextManager[object]:
+        return attention_of_any_length()
 
     def place(self, model: nn.Module, device: str) -> nn.Module:
         return model.to(device)
