@@ -131,6 +131,42 @@ class Seeded(Momentum):
             model.average += 0.01 * self.noise.normal()
 
 
+class Remembering(Annealed):
+    """Keeps what a run must go on with: a margin that grows, and the last steps, in a small array.
+    The log is for the eye alone: each rank has another one.
+    """
+
+    def __init__(self) -> None:
+        self.margin, self.last = 0.0, np.zeros(3)
+        self.log: list[float] = []
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        means = super().loss(model, batch, step, epoch)
+        self.log.append(means["loss"].sum.item())
+        total, weight = means["loss"]
+        return {**means, "loss": Mean(total * (1 + self.margin + float(self.last.sum())), weight)}
+
+    def after_step(self, model: Any, step: int) -> None:  # noqa: ARG002 - by its signature
+        self.margin += 0.1
+        self.last[step % 3] = 0.1 * step
+
+
+class Ensemble(Annealed):
+    """Reads in an epoch what it gathered in the one before, of the samples that a rank has had."""
+
+    def __init__(self) -> None:
+        self.outputs: dict[float, torch.Tensor] = {}
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        means, out = super().loss(model, batch, step, epoch), model(batch["x"])
+        keys = batch["y"].tolist()
+        rows = dict(zip(keys, out.detach(), strict=True))
+        before = torch.stack([self.outputs.get(key, row) for key, row in rows.items()])
+        self.outputs |= rows
+        total, weight = means["loss"]
+        return {**means, "loss": Mean(total + (out - before).square().sum(), weight)}
+
+
 class Aside(Base):
     """Keeps its teacher, and a head, beside the model."""
 

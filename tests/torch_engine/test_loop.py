@@ -38,7 +38,7 @@ from samecurve.torch_engine.step.step_metrics import NamedMeans
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
 from samecurve.worker.rank_main import lr_factor
 from tiny import MACHINE
-from worlds import Pool
+from worlds import JobFailedError, Pool
 
 HERE = Path(__file__).parent
 STEPS = 8
@@ -324,6 +324,26 @@ def test_a_loss_that_writes_into_a_weight_is_told_at_that_step(*, at: int, by_da
     _, batch = next(batches)
     with pytest.raises(UserError, match=r"loops\.py:\d+: the loss changes the weight 2\.weight"):
         engine.step(state, batch, 0.1, [0] * len(REQUESTS))
+
+
+@pytest.mark.parametrize(("first", "then"), [("ddp:2", "single"), ("single", "fsdp:2")])
+def test_what_a_task_keeps_in_attributes_goes_through_a_resume(
+    first: str, then: str, pool: Pool, tmp_path: Path
+) -> None:
+    unbroken = of_steps(trained(pool, tmp_path / "one", "Remembering", "single"), "loss")
+    plain = of_steps(trained(pool, tmp_path / "plain", "Annealed", "single"), "loss")
+    assert max(map(abs, np.subtract(unbroken, plain))) > 1e-2
+    trained(pool, tmp_path / "moved", "Remembering", first, stop_at=4)
+    moved = of_steps(trained(pool, tmp_path / "moved", "Remembering", then, resume=4), "loss")
+    np.testing.assert_allclose(moved, unbroken, rtol=1e-12)
+
+
+def test_what_differs_between_ranks_and_enters_the_loss_is_refused(
+    pool: Pool, tmp_path: Path
+) -> None:
+    says = r"the training depends on self\.outputs, which changes as it goes and is .*on rank 1"
+    with pytest.raises(JobFailedError, match=says):
+        trained(pool, tmp_path, "Ensemble", "ddp:2")
 
 
 def test_it_is_not_called_after_an_update_that_is_left_out() -> None:

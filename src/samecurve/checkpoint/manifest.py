@@ -17,7 +17,7 @@ from typing import Any
 
 from samecurve.core.config.param_groups import ParamGroup
 from samecurve.core.planning.fixed import Fixed
-from samecurve.core.protocols import Counters
+from samecurve.core.protocols import TASK_STATE, Counters
 from samecurve.core.system.files import read_file_bytes
 
 VERSION = 1
@@ -134,7 +134,10 @@ def _check_run(manifest: Mapping[str, Any]) -> None:
 
 
 def _check_counters(loop: Mapping[str, Any]) -> None:
-    unknown = loop.keys() - {field.name for field in fields(Counters)} - {"best_loss"}
+    known = {*(field.name for field in fields(Counters)), "best_loss", TASK_STATE}
+    unknown = loop.keys() - known
+    if TASK_STATE in loop:
+        _mapping(loop, TASK_STATE)
     if unknown:
         raise _WrongError(f"loop: {min(unknown)} is not known")
     for name in ("best_step", "metrics_step", "skipped", "early_step", "early_waited"):

@@ -19,6 +19,7 @@ from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import Rates
 from samecurve.core.protocols import (
+    TASK_STATE,
     Checkpoint,
     Counters,
     Engine,
@@ -241,7 +242,10 @@ def run_due_actions(
         context.heartbeat(step, "save")
         began = time.perf_counter()  # before the copies from the devices, which training waits for
         pieces = engine.gather(state)
-        context.store.save(step, pieces, asdict(logger.counters), began=began)
+        loop = asdict(logger.counters)
+        if kept := engine.kept():
+            loop[TASK_STATE] = kept
+        context.store.save(step, pieces, loop, began=began)
     logger.restart_clock()
 
 

@@ -324,6 +324,7 @@ class Engine(Protocol[State, Staged]):
         samples: int | None = None,
     ) -> EvalSums: ...
     def sample(self, state: State, step: int) -> Sequence[Sample]: ...
+    def kept(self) -> Mapping[str, Any]: ...
     def gather(self, state: State) -> list[ArrayShard]: ...
     def digests(self, state: State) -> dict[str, str]: ...
     def peak_memory(self) -> int: ...
@@ -367,6 +368,9 @@ class Requests(Protocol):
     def pending(self) -> Sequence[int]: ...
 
 
+TASK_STATE = "task"  # of a checkpoint's loop: what Engine.kept() gave
+
+
 @dataclass
 class Counters:
     """The numbers that the loop carries from step to step and into checkpoints."""
@@ -385,7 +389,7 @@ class Counters:
     @classmethod
     def from_loop(cls, loop: Mapping[str, Any]) -> "Counters":
         """The counters of a checkpoint, which an older version may have written."""
-        values = dict(loop)
+        values = {name: value for name, value in loop.items() if name != TASK_STATE}
         if "best_loss" in values:
             values.setdefault("best_value", values.pop("best_loss"))
         return cls(**values)

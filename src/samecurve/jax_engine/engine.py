@@ -270,6 +270,10 @@ class JaxEngine:
             params = {name: array.addressable_data(0) for name, array in params.items()}
         return self.task.sample(self._model.merge_for_eval(params), self.plan.fixed.seed + step)
 
+    def kept(self) -> dict[str, Any]:
+        """Nothing: a task's code runs once for each program, and what it changes is no state."""
+        return {}
+
     def gather(self, state: Any) -> list[ArrayShard]:
         one_state = self._steps.one_state(state)
         finite = np.asarray(self._all_finite(one_state)).tolist()

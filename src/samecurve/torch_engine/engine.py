@@ -17,6 +17,7 @@ from samecurve.core.feature_list import brought_by, hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
+    TASK_STATE,
     WHOLE,
     ArrayShard,
     Checkpoint,
@@ -45,6 +46,7 @@ from samecurve.torch_engine.randomness.microbatch_context import (
 )
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 from samecurve.torch_engine.split_check.split_check import SplitCheck
+from samecurve.torch_engine.split_check.trials import Trials
 from samecurve.torch_engine.step.precision import (
     as_weights,
     autocast_for,
@@ -114,6 +116,8 @@ class TorchEngine:
 
             ONE_DEVICE_VIEW.acquire()
             self._exit_stack.callback(ONE_DEVICE_VIEW.release)
+        self._kept: Mapping[str, Any] = {}  # by features, in the checkpoint that the run began with
+        self._trials: Trials | None = None  # of samples of the first step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
 
@@ -172,6 +176,7 @@ class TorchEngine:
         return state
 
     def restore(self, saved: Checkpoint, weights: Checkpoint | None = None) -> State:
+        self._kept = saved.loop.get(TASK_STATE, {})
         state = self.refill(self._begin(weights, saved), saved)
         self._begin_steps(state)
         return state
@@ -196,6 +201,9 @@ class TorchEngine:
     def check_split(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
     ) -> Sequence[str]:
+        for hooks in self.features.values():
+            hooks.begin_training(self._kept)
+        self._trials = Trials(self._setup, rows, self._staged)
         is_split = self.plan.batch.is_split or as_if_split
         verdict = SplitCheck(self._setup, rows, self._staged, is_split=is_split).run()
         lines = lines_or_refuse(
@@ -278,6 +286,12 @@ class TorchEngine:
         from samecurve.torch_engine.shared_samples import samples_of_all
 
         return samples_of_all(self.comm, own, self.device)
+
+    def kept(self) -> Mapping[str, Any]:
+        kept: dict[str, Any] = {}
+        for hooks in self.features.values():
+            kept |= hooks.kept(self._trials)
+        return kept
 
     def gather(self, state: State) -> list[ArrayShard]:
         self._sync_buffers()

@@ -106,6 +106,27 @@ class Attributes:
         holder, name = self._find(full)
         return _snapshot(holder.get(name))
 
+    def set(self, full: str, value: object) -> None:
+        """Give an attribute a value, in place where a tensor or an array of that shape is there."""
+        holder, name = self._holder_of(full)
+        old = holder.get(name)
+        if isinstance(old, torch.Tensor) and isinstance(value, torch.Tensor):
+            value = value.to(old.device, old.dtype)
+            if old.shape == value.shape:
+                _refill(old, value)
+                return
+        holder[name] = value
+
+    def _holder_of(self, full: str) -> tuple[MutableMapping[str, Any], str]:
+        """As _find(), for an attribute that may not be there yet.
+
+        KeyError: nothing holds it.
+        """
+        paths = [path for path in self._holders if full.startswith((f"{path}.", f"{path}["))]
+        path = max(paths, key=len, default="")
+        rest = full.removeprefix(path)
+        return self._holders[path], rest[2:-2] if rest.startswith("[") else rest[1:]
+
     def advance(self, counters: Mapping[str, Counter]) -> None:
         """Give each counter the value that it has after many more microbatches."""
         for full, (value, ahead) in counters.items():
@@ -120,13 +141,17 @@ class Attributes:
                 whole = number.is_integer() and ahead.is_integer()
                 holder[name] = int(number + ahead) if whole else number + ahead
 
-    def put_back(self) -> None:
+    def put_back(self, names: Collection[str] | None = None) -> None:
+        """names: which attributes, by full name; None: all."""
         for path, holder in self._holders.items():
             before = self._before[path]
-            for name in _names_in(holder):
+            for name in {**before, **dict.fromkeys(_names_in(holder))}:
+                if names is not None and _full_name(path, name) not in names:
+                    continue
                 if name not in before:
                     del holder[name]
-            for name, (value, content) in before.items():
+                    continue
+                value, content = before[name]
                 if name in holder and equal(_snapshot(holder[name]), content):
                     continue
                 holder[name] = value

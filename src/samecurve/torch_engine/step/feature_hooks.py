@@ -1,6 +1,6 @@
 """The base class of what a feature does in the steps of engine torch (core/feature.py)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -67,6 +67,19 @@ class TorchHooks:
 
     def begin(self, state: State) -> None:
         """Add to a state that has been made, and whose arrays may have no values yet."""
+
+    def begin_training(self, kept: Mapping[str, Any]) -> None:
+        """Before the first step of a start. kept: what kept() has given to its checkpoint"""
+
+    def kept(self, trials: "Trials | None") -> Mapping[str, Any]:
+        """What a checkpoint keeps as JSON, by name. All ranks call it together.
+
+        trials: compute losses; None: no step is to come
+
+        UserError: it can't be kept, and the training depends on it.
+        """
+        del trials
+        return {}
 
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
         """Add hooks to the lists of the training step; to those of each update, if a step has

@@ -34,6 +34,9 @@ class Watched:
     def sample(self, _state: Any, _step: int) -> list[str]:
         return []
 
+    def kept(self) -> dict[str, Any]:
+        return {}
+
     def gather(self, _state: Any) -> list[Any]:
         return []
 

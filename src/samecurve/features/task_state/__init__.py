@@ -1,0 +1,18 @@
+"""Attributes of a task that change as it trains, as a margin that grows: a checkpoint has them, and
+a resumed run goes on with them.
+"""
+
+from samecurve.core.config.section import Section
+from samecurve.core.feature import Feature
+
+
+class TaskStateFeature(Feature[Section, None]):
+    """The feature. Every run has it, so no key of a plan has it."""
+
+    order = 30
+    changes_results = False
+    brought_by = ("f64", "f32", "bf16", "f16")
+    hooks = ("torch",)
+
+
+FEATURE = TaskStateFeature()
