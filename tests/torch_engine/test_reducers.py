@@ -49,7 +49,7 @@ class Steps:
 
     def __init__(self, *, in_tree: bool = True) -> None:
         self.layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
-        self.weights = [layer.weight for layer in reversed(self.layers)]
+        self.weights: list[Any] = [layer.weight for layer in reversed(self.layers)]
         self.sent: list[tuple[int, bool]] = []
         self.queue = GradientQueue([[w] for w in self.weights], self.send, in_tree=in_tree)
 
@@ -74,8 +74,7 @@ class Steps:
 
     def hooks(self) -> list[int]:
         """How many hooks each weight has."""
-        weights: Sequence[Any] = self.weights
-        return [len(weight._post_accumulate_grad_hooks or ()) for weight in weights]
+        return [len(weight._post_accumulate_grad_hooks or ()) for weight in self.weights]
 
 
 AT_THE_END = [(0, False), (1, False), (2, False)]
