@@ -14,7 +14,7 @@ from samecurve.torch_engine.optimizers.optimizer import (
     OptimizerParam,
     OptimizerUpdate,
 )
-from samecurve.torch_engine.split_check.weight_writes import WriteWatch
+from samecurve.torch_engine.split_check.written_weights import WriteWatch
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
