@@ -64,7 +64,7 @@ def _time_forward(step: TrainingStep) -> None:
     rank from the ranks that wait for it.
     """
     plan = step.plan
-    if plan.layout.world_size == 1 or plan.layout.shards > 1 or plan.compute.norm_sync:
+    if plan.layout.world_size == 1 or plan.layout.shards > 1 or plan.syncs_norms:
         return
     from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 
