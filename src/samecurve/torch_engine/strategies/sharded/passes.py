@@ -33,7 +33,8 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if "torch._dynamo" not in sys.modules:
         return function
-    uncompiled: Callable[..., Any] = torch.compiler.disable(function)
+    disable: Any = torch.compiler.disable
+    uncompiled: Callable[..., Any] = disable(function)
     return uncompiled
 
 
