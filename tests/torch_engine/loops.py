@@ -135,8 +135,8 @@ class Thawing(Annealed):
     """Its first layer comes frozen, and the loss thaws it."""
 
     def model(self) -> nn.Module:
-        model: Any = super().model()
-        model[0].requires_grad_(False)
+        model = super().model()
+        next(model.children()).requires_grad_(False)
         return model
 
     def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
@@ -187,8 +187,8 @@ class Ensemble(Annealed):
     def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
         means, out = super().loss(model, batch, step, epoch), model(batch["x"])
         keys = batch["y"].tolist()
-        rows = dict(zip(keys, out.detach(), strict=True))
-        before = torch.stack([self.outputs.get(key, row) for key, row in rows.items()])
+        rows: dict[float, torch.Tensor] = dict(zip(keys, out.detach(), strict=True))
+        before = torch.stack([{**rows, **self.outputs}[key] for key in keys])
         self.outputs |= rows
         total, weight = means["loss"]
         return {**means, "loss": Mean(total + (out - before).square().sum(), weight)}

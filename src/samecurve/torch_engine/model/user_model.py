@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from samecurve.errors import UserError
 
@@ -32,7 +32,7 @@ def plain_model(model: nn.Module, what: str) -> nn.Module:
     UserError: the model is laid out on devices already, or has parameters without a shape.
     """
     for name, module in model.named_modules():
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        if any(map(is_lazy, module.parameters(recurse=False))):
             raise UserError(
                 f"{what}: {name} is a {type(module).__name__}, whose parameters get a shape from"
                 " the first batch; nothing can be planned, drawn or laid out before",
