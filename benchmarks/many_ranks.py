@@ -159,7 +159,7 @@ def measure_one_of(home: Path, world: int, strategy: str) -> Mapping[str, Any]:
     from samecurve.torch_engine.process_group import Comm
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    GatherOrder._rows_of_all = as_this_rank  # type: ignore[method-assign]  # noqa: SLF001
+    GatherOrder._rows_of_all = as_this_rank  # type: ignore[method-assign, assignment]  # noqa: SLF001
     began = time.perf_counter()
     config, made, task = make_plan(home, world, strategy)
     planned = time.perf_counter()

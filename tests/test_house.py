@@ -37,7 +37,6 @@ NAMED = {
     "float8": (1, "a number format that a device may lack"),
     "loss_scale": (4, "a number of the step's arithmetic, 1 where there is no scale"),
     "phases": (5, "updates in turn are a part of a task's protocol: a loss is told its phase"),
-    "weight_writes": (3, "a module of the split check, which looks for writes too"),
     "recompute": (3, "a word of the memory's formula, and of two remedies"),
 }
 PROMISE_LINES = 580

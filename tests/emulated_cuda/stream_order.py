@@ -103,8 +103,8 @@ class Notes:
                 self._name += " again"
             inner(group)
             if self._planted:
-                assert group._pending is not None
-                group._pending.work.wait()
+                pending: Any = group._pending
+                pending.work.wait()
 
         return noting
 

@@ -131,6 +131,33 @@ class Seeded(Momentum):
             model.average += 0.01 * self.noise.normal()
 
 
+class Thawing(Annealed):
+    """Its first layer comes frozen, and the loss thaws it."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        next(model.children()).requires_grad_(False)
+        return model
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        if step == 3:
+            model[0].requires_grad_(True)
+        return super().loss(model, batch, step, epoch)
+
+
+class Unfreezing(Annealed):
+    """Its first layer is frozen until the fourth step."""
+
+    def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
+        model[0].requires_grad_(step >= 3)
+        return super().loss(model, batch, step, epoch)
+
+
+class Lazy(Annealed):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 1))
+
+
 class Remembering(Annealed):
     """Keeps what a run must go on with: a margin that grows, and the last steps, in a small array.
     The log is for the eye alone: each rank has another one.
@@ -160,8 +187,8 @@ class Ensemble(Annealed):
     def loss(self, model: Any, batch: Any, step: int, epoch: int) -> dict[str, Mean]:
         means, out = super().loss(model, batch, step, epoch), model(batch["x"])
         keys = batch["y"].tolist()
-        rows = dict(zip(keys, out.detach(), strict=True))
-        before = torch.stack([self.outputs.get(key, row) for key, row in rows.items()])
+        rows: dict[float, torch.Tensor] = dict(zip(keys, out.detach(), strict=True))
+        before = torch.stack([{**rows, **self.outputs}[key] for key in keys])
         self.outputs |= rows
         total, weight = means["loss"]
         return {**means, "loss": Mean(total + (out - before).square().sum(), weight)}

@@ -18,11 +18,11 @@ from commands import losses, samecurve, write_config
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.planner import plan
 from samecurve.features.compile.blocks import compile_model
+from samecurve.features.norm_sync.batch_norm import synchronise_batch_norms
 from samecurve.features.recompute.torch_hooks import recompute
 from samecurve.tasks import open_task
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_task import Decoder
-from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.model_setup import seeded
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import loops
 import numpy as np
@@ -324,6 +324,40 @@ def test_a_loss_that_writes_into_a_weight_is_told_at_that_step(*, at: int, by_da
     _, batch = next(batches)
     with pytest.raises(UserError, match=r"loops\.py:\d+: the loss changes the weight 2\.weight"):
         engine.step(state, batch, 0.1, [0] * len(REQUESTS))
+
+
+def test_a_loss_that_thaws_what_has_no_optimizer_is_told_at_that_step() -> None:
+    engine, feed = engine_and_feed(config_of("Thawing"))
+    state, batches = engine.init(), iter(feed)
+    for _, batch in islice(batches, 3):
+        engine.step(state, batch, 0.1, [0] * len(REQUESTS))
+    _, batch = next(batches)
+    with pytest.raises(UserError, match=r"the loss thaws the weight 0\.weight"):
+        engine.step(state, batch, 0.1, [0] * len(REQUESTS))
+
+
+def test_a_layer_that_the_loss_freezes_until_a_step_trains_from_there(
+    pool: Pool, tmp_path: Path
+) -> None:
+    def train(model: Any, step: int, epoch: int, rows: dict[str, torch.Tensor]) -> list[float]:
+        if not optimizer:
+            optimizer.append(torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
+        total, weight = task.loss(model, rows, step, epoch)["loss"]
+        optimizer[0].zero_grad()
+        (total / weight).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+        optimizer[0].step()
+        return [(total / weight).item()]
+
+    task, optimizer = loops.Unfreezing(), cast("list[torch.optim.Optimizer]", [])
+    numbers, _ = by_hand("Unfreezing", train)
+    events = trained(pool, tmp_path, "Unfreezing", "ddp:2")
+    np.testing.assert_allclose(of_steps(events, "loss"), numbers[:, 0], rtol=1e-12)
+
+
+def test_a_layer_without_a_shape_is_refused() -> None:
+    with pytest.raises(UserError, match=r"0 is a LazyLinear, whose parameters get a shape"):
+        engine_and_feed(config_of("Lazy"))
 
 
 @pytest.mark.parametrize(("first", "then"), [("ddp:2", "single"), ("single", "fsdp:2")])

@@ -16,12 +16,12 @@ from samecurve.checkpoint.format import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
+from samecurve.features.norm_sync.batch_norm import synchronise_batch_norms
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
-from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.model_builder import FirstValues
 from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.model.one_device_view import ONE_DEVICE_VIEW

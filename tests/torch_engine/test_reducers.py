@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,8 +48,8 @@ class Steps:
     """Passes over three layers, each of them a bucket, and what is sent: (bucket, in backward)."""
 
     def __init__(self, *, in_tree: bool = True) -> None:
-        self.layers = nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(3))
-        self.weights = [layer.weight for layer in reversed(self.layers)]
+        self.layers = [nn.Linear(2, 2, bias=False) for _ in range(3)]
+        self.weights: list[Any] = [layer.weight for layer in reversed(self.layers)]
         self.sent: list[tuple[int, bool]] = []
         self.queue = GradientQueue([[w] for w in self.weights], self.send, in_tree=in_tree)
 
@@ -168,7 +169,7 @@ def test_a_gradient_that_comes_again_in_a_later_step_is_refused_along_a_tree() -
     def one_pass(times: int, *, is_last: bool) -> None:
         queue.begin_pass(is_last=is_last)
         for _ in range(times):
-            weight.sum().backward()
+            weight.sum().backward()  # type: ignore[no-untyped-call]
         queue.end_pass()
 
     one_pass(1, is_last=True)

@@ -94,6 +94,7 @@ class Feature(Generic[Fields, Value]):
         it out
     follows_devices: whether results follow the number of devices
     compiles_blocks: whether it compiles the model's blocks, whose first steps then take longer
+    syncs_norms: whether norms that mix samples look at all devices, which meet in each round
     keeps_state_on_host: whether what strategies share out lies in host memory
     hooks: where the package has hooks
     """
@@ -122,6 +123,7 @@ class Feature(Generic[Fields, Value]):
     reruns_blocks: ClassVar[bool] = False
     fixes_devices: ClassVar[bool] = False
     follows_devices: ClassVar[bool] = False
+    syncs_norms: ClassVar[bool] = False
     keeps_state_on_host: ClassVar[bool] = False
     hooks: ClassVar[tuple[Where, ...]] = ()
 
@@ -166,6 +168,14 @@ class Feature(Generic[Fields, Value]):
         """
         del config, facts, even, may_cut
         return None
+
+    def settles(self, coupled: Sequence[str], split: BatchSplit) -> str:
+        """Why layers that mix samples give the same on any devices; '': they may not.
+
+        coupled: these layers
+        """
+        del coupled, split
+        return ""
 
     def decide(self, planned: Planned) -> Decision[Value | None]:
         """What the run has of the feature; None: nothing. UserError: it can't be done."""

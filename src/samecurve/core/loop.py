@@ -17,6 +17,7 @@ from samecurve.core.evaluation import JournalMetric, Summarize, journal_value, m
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.feature_list import hooks_of
 from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.schedule import Rates
 from samecurve.core.protocols import (
     TASK_STATE,
     Checkpoint,
@@ -82,12 +83,11 @@ def train(
     state, done, counters = _begin(context, saved, weights)
     logger = StepLogger(plan, context.feed, context.record, counters)
     is_alone = plan.layout.world_size == 1  # nobody else is to agree to what this rank is asked
-    next_due, is_saving, ends_early = plan.next_due(done), False, plan.ends_early(counters)
-    rates: Mapping[int, float] = {}
+    next_due, is_saving = plan.next_due(done), False
+    rates, ends_early = Rates(plan.schedule, context.lr_factor), plan.ends_early(counters)
+
     for step, batch in () if ends_early else context.feed:
         heartbeat(step, "step")
-        if step not in rates:
-            rates = plan.schedule.rates(step, context.lr_factor)
         lr = rates[step]
         requests = _UNASKED if is_alone else _LateRequests(context.requests)
         state, metrics = engine.step(state, batch, lr, requests)
@@ -101,18 +101,15 @@ def train(
         done = step + 1
         if requested or done in (next_due, stop_at):
             due = plan.actions_due(done) | requested
+            due |= logger.flush()  # what was asked during this very step counts too
             if done == stop_at:
                 due |= {"save", "stop"}
-            due |= logger.flush()  # what was asked during this very step counts too
             run_due_actions(context, logger, state, step=done, due=due)
             next_due, is_saving = plan.next_due(done), True
             ends_early = plan.ends_early(counters)
             if ends_early or ("stop" in due and done < plan.steps):
                 break
         heartbeat(done, "data")
-
-    logger.flush()
-    context.store.close()
     return _finish(context, logger, state, done, ends_early=ends_early)
 
 
@@ -138,7 +135,11 @@ def _finish(
     *,
     ends_early: bool,
 ) -> tuple[State, Outcome]:
-    """Test what was trained, if it is finished, and record how the training ended."""
+    """Write what is still to be written, test what was trained, if it is finished, and record how
+    the training ended.
+    """
+    logger.flush()
+    context.store.close()
     plan, counters = context.plan, logger.counters
     outcome: Outcome = "finished" if done >= plan.steps or ends_early else "stopped"
     if outcome == "finished" and plan.data.test_samples:

@@ -88,13 +88,7 @@ def _no_groups(name: str) -> dict[str, Refusal]:
 
 
 _FOR_TORCH = Refusal("is for engine torch", "leave it out, or --engine torch")
-_REFUSED_BY_JAX = {
-    "devices.shards": _FOR_TORCH,
-    "train.norm_sync": Refusal(
-        "is for engine torch",
-        "a norm that treats each sample by itself (GroupNorm, LayerNorm), or --engine torch",
-    ),
-}
+_REFUSED_BY_JAX = {"devices.shards": _FOR_TORCH}
 _EVEN_IN_JAX = Refusal(
     "engine jax runs one program for all devices, with as many microbatches for each",
     "--balance even, or --engine torch",

@@ -242,7 +242,7 @@ class TorchEngine:
         self._strategy.distribute(models, materialize)
         for hooks in features:
             hooks.after_layout()
-        if coupling_layers(model) and not self.plan.compute.norm_sync:
+        if coupling_layers(model) and not self.plan.syncs_norms:
             self._unsynced_buffers = [
                 buffer for buffer in model.buffers() if buffer.is_floating_point()
             ]

@@ -55,8 +55,6 @@ class Train(Section):
     """of the evaluation: by it one checkpoint is the best; loss, or one that the task gives"""
     best_mode: Literal["min", "max"] | None = None
     """whether less or more of best_metric is better; of loss: min"""
-    norm_sync: bool = False
-    """BatchNorm over the whole step's samples, on whatever devices they are"""
     allow_coupled: bool = False
     """train what mixes the samples of a batch, does not add up over samples or draws numbers that
     follow no sample, although results then depend on the devices"""

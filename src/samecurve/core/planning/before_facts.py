@@ -64,11 +64,10 @@ def _layout_before_facts(
     )
     layout = choose_layout(
         config.devices,
-        train,
         strategy,
         devices,
         machine,
-        norm_sync=False,
+        syncs_norms=False,
         fixed_microbatches=same_bits is not None,
     ).value
     with refusals.collected():

@@ -26,7 +26,6 @@ class Compute:
     precision: Precision
     threads: int  # inside one device's operations
     same_bits: bool = False  # on any devices; exact.py decides
-    norm_sync: bool = False  # BatchNorm over all samples of a step
     keyed_dropout: bool = False  # random masks follow the sample
     allow_coupled: bool = False  # what the split check finds is said, not refused
     non_finite: str = "stop"
@@ -68,7 +67,6 @@ def choose_compute(
         precision=precision,
         threads=threads,
         same_bits=same_bits,
-        norm_sync=train.norm_sync and bool(facts.coupled),
         keyed_dropout=bool(facts.keyed_dropout),
         allow_coupled=train.allow_coupled,
         non_finite=train.non_finite,
@@ -152,10 +150,14 @@ def check_coupled(
     split: BatchSplit,
     *,
     fixed_microbatches: bool,
+    settled: str,
 ) -> None:
     """Log why a model that mixes samples gives the same result here, or warn that it may not.
 
-    coupled: layers that mix samples. UserError: they would be split, and the config forbids that.
+    coupled: layers that mix samples. settled: why it gives the same with a feature; '': there is
+        none
+
+    UserError: they would be split, and the config forbids that.
     """
     if not coupled:
         if train.allow_coupled:
@@ -164,16 +166,12 @@ def check_coupled(
                 " that follow no sample, is trained all the same; results may then depend on the"
                 " devices"
             )
-        elif train.norm_sync:
-            log.warnings.append(
-                "train.norm_sync: the model has no BatchNorm, so there is nothing to synchronise"
-            )
         return
     layers = first_and_count(coupled)
     others = [name for name in coupled if not name.startswith("BatchNorm")]
     is_whole, rounds = split.num_microbatches == 1, split.accumulation_steps
-    if not others and train.norm_sync and (is_whole or rounds == 1):
-        log.reasons["coupled"] = f"{layers}: statistics over the whole step, synchronised"
+    if settled:
+        log.reasons["coupled"] = settled
     elif not others and is_whole:
         log.reasons["coupled"] = f"{layers}: one microbatch a step, so nothing is split"
     elif train.allow_coupled and fixed_microbatches:

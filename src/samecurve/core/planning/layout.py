@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from samecurve.core.config.sections import Devices
-from samecurve.core.config.train_section import Train
 from samecurve.core.planning import Decision
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy
@@ -155,17 +154,16 @@ def _choose_automatically(
 
 def choose_layout(
     section: Devices,
-    train: Train,
     strategy: Decision[StrategySpec],
     devices: tuple[Device, ...],
     machine: Machine,
     *,
-    norm_sync: bool,
+    syncs_norms: bool,
     fixed_microbatches: bool,
 ) -> Decision[Layout]:
     """How the strategy lies on these devices.
 
-    norm_sync: BatchNorm layers of the model are synchronised, so all ranks meet in each round
+    syncs_norms: BatchNorm layers of the model are synchronised, so all ranks meet in each round
     fixed_microbatches: they have one size on any devices
 
     UserError: the strategy does not serve what the config asks for.
@@ -173,7 +171,7 @@ def choose_layout(
     spec, reasons = strategy.value, dict(strategy.reasons)
     if spec.takes_one_device:
         devices = devices[:1]
-    _check_options(section, train, spec)
+    _check_options(section, spec)
     shards = _choose_shards(section.shards, spec, len(devices), machine.hosts)
     if spec.sharding == "groups":
         reasons["strategy"] = (
@@ -184,7 +182,7 @@ def choose_layout(
     meets_every_round = shards > 1
     if spec.processes == "as started" and not fixed_microbatches:
         meets_every_round = machine.started > 1
-    meets_every_round |= norm_sync and not fixed_microbatches
+    meets_every_round |= syncs_norms and not fixed_microbatches
     sync = choose_sync(section.sync, spec, devices, shards)
     layout = Layout(
         engine=spec.engine,
@@ -201,11 +199,10 @@ def choose_layout(
     return Decision(layout, {**reasons, **sync.reasons})
 
 
-def _check_options(section: Devices, train: Train, spec: StrategySpec) -> None:
+def _check_options(section: Devices, spec: StrategySpec) -> None:
     """UserError: the strategy refuses what the config asks for."""
     wanted = {
         "devices.shards": section.shards is not None,
-        "train.norm_sync": train.norm_sync,
     }
     for key, is_wanted in wanted.items():
         refusal = spec.refuses.get(key)

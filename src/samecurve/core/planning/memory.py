@@ -5,7 +5,7 @@ Activations: the bytes that the backward pass keeps, counted by the task (Facts.
 and scaled by the width of the precision.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -14,11 +14,12 @@ from typing import Any, Protocol
 from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.feature_list import wanted
-from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Kind
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.strategies import StrategySpec
+
+AnyFeature = Any  # a Feature (core/feature.py), whose page imports this one
 
 # Activations as a share of those in f32, for tasks that have not counted them (autocast_bytes):
 # autocast keeps matrix inputs in 2 bytes, norms and the residual stream in 4, so the share lies
@@ -47,46 +48,13 @@ def logit_rows(vocab: int, kind: str) -> int:
     return min(most, max(least, _LOGITS[kind] // vocab))
 
 
-class PlannedFeature(Protocol):
-    """What planning asks a Feature (core/feature.py)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def excludes(self) -> Sequence[str]: ...
-    def not_same_bits(self, config: Config) -> str: ...
-    def rerun(self, config: Config) -> str: ...
-    def numbers_kept(self, config: Config, facts: Facts) -> Mapping[str, int]: ...
-    def placed(
-        self, terms: "list[MemoryTerm]", options: "MemoryOptions", facts: Facts, spec: StrategySpec
-    ) -> "list[MemoryTerm]": ...
-    def memory(
-        self, options: "MemoryOptions", facts: Facts, spec: StrategySpec
-    ) -> "MemoryTerm | None": ...
-    def memory_of_step(
-        self, options: "MemoryOptions", facts: Facts, sizes: "BatchSizes", shards: int
-    ) -> "MemoryTerm | None": ...
-    def host_copies(
-        self, options: "MemoryOptions", facts: Facts, rounds: int
-    ) -> "HostCopies | None": ...
-    def check(self, config: Config, layout: Any) -> None: ...
-    def check_unmeasured(self, config: Config, layout: Any) -> None: ...
-    def split(
-        self, config: Config, facts: Facts, even: Any, *, may_cut: bool
-    ) -> Decision[Any] | None: ...
-    def check_model(self, config: Config, facts: Facts) -> None: ...
-    def decide(self, planned: Any) -> Decision[Any]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
     """What of a config decides how much memory a device needs."""
 
     config: Config
     precision: Precision  # the one that was chosen
-    features: tuple["PlannedFeature", ...] = ()  # of the run
+    features: tuple[AnyFeature, ...] = ()  # of the run
     kind: Kind = "cpu"  # of the devices
 
     @property
@@ -103,7 +71,7 @@ class MemoryOptions:
         """Bytes of each device to plan with at most."""
         return self.config.devices.memory
 
-    def having(self, *features: "PlannedFeature", **values: Mapping[str, Any]) -> "MemoryOptions":
+    def having(self, *features: AnyFeature, **values: Mapping[str, Any]) -> "MemoryOptions":
         """The options with other values of the config, by section, and with these features."""
         more = tuple(feature for feature in features if feature not in self.features)
         return replace(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # imported by the features of a run alone
 # keys of plan.json and of the journal, in their order; those of later fields follow
 _ORDER = """
     engine strategy backend devices visible processes shards together batch micro rounds nominal
-    steps samples eval_samples tokens_per_sample precision threads norm_sync reshard
+    steps samples eval_samples tokens_per_sample precision threads reshard
     keyed preflight schedule every keep non_finite memory flops_per_step peak_flops
     reference because warnings fixed exact slot_times allow_coupled best
     test_samples
@@ -245,6 +245,11 @@ class Plan:
     def keeps_state_on_host(self) -> bool:
         """Whether shards of weights, gradients and optimizer state lie in host memory."""
         return any(feature.keeps_state_on_host for feature, _ in self._features_on())
+
+    @cached_property
+    def syncs_norms(self) -> bool:
+        """Whether norms that mix samples look at all devices."""
+        return any(feature.syncs_norms for feature, _ in self._features_on())
 
     @property
     def rerun_share(self) -> float:

@@ -112,7 +112,7 @@ class _Planning:
         fixed = self._fixed(layout, split, compute)
         order = make_order(facts.data.samples, facts.data.buckets, split.global_batch_size, fixed)
         schedule = self._schedule(order)
-        self._explain_training(layout, split, precision)
+        self._explain_training(layout, split, precision, options)
         features = self._features(layout, split, options, compute)
         self._say_bits(layout, split, threads)
         self._warn(layout, split, step.terms, fixed)
@@ -176,24 +176,23 @@ class _Planning:
             layout = self._layout(options, devices).value
             capacity = choose_capacity(options, self.facts, layout).value
             step = self._memory(options, layout, self._split(layout, capacity, options), capacity)
-            self._explain_training(step.layout, step.split, precision)
+            self._explain_training(step.layout, step.split, precision, options)
         except UserError:
             return False
         return layout.shards == 1 or self.config.devices.strategy != "auto"
 
     def _layout(self, options: MemoryOptions, devices: tuple[Device, ...]) -> Decision[Layout]:
         """The layout of the config's strategy or, with --strategy auto, of one that fits."""
-        section, train = self.config.devices, self.config.train
+        section = self.config.devices
         fits = fits_on(options, self.facts, devices)
         strategy = choose_strategy(section, self.config.engine, devices, fits)
-        norm_sync = train.norm_sync and bool(self.facts.coupled)
+        syncs_norms = any(feature.syncs_norms for feature in options.features)
         layout = choose_layout(
             section,
-            train,
             strategy,
             devices,
             self.machine,
-            norm_sync=norm_sync,
+            syncs_norms=syncs_norms and bool(self.facts.coupled),
             fixed_microbatches=self.same_bits is not None,
         )
         for feature in options.features:
@@ -290,7 +289,11 @@ class _Planning:
         )
 
     def _explain_training(
-        self, layout: Layout, split: BatchSplit, precision: Decision[Precision]
+        self,
+        layout: Layout,
+        split: BatchSplit,
+        precision: Decision[Precision],
+        options: MemoryOptions,
     ) -> None:
         """Log what the task, the optimizer and the section `train` make of a step.
 
@@ -298,7 +301,10 @@ class _Planning:
         """
         config, facts, log, train = self.config, self.facts, self.log, self.config.train
         fixed = self.same_bits is not None
-        check_coupled(log, train, facts.coupled, split, fixed_microbatches=fixed)
+        settled = [feature.settles(facts.coupled, split) for feature in options.features]
+        check_coupled(
+            log, train, facts.coupled, split, fixed_microbatches=fixed, settled="".join(settled)
+        )
         say_task(log, facts)
         check_engine_has(config.optimizer, config.engine)
         say_optimizer(log, config.optimizer, config.schedule, facts, layout)

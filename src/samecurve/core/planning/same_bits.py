@@ -28,9 +28,9 @@ from samecurve.core.planning.machine import (
     has_open_ranks,
 )
 from samecurve.core.planning.memory import (
+    AnyFeature,
     MemoryOptions,
     MemoryTerm,
-    PlannedFeature,
     sample_bytes,
 )
 from samecurve.core.planning.optimizer import not_elementwise
@@ -98,7 +98,7 @@ class SameBits:
                 "devices.use",
             )
 
-    def check_features(self, features: Iterable[PlannedFeature]) -> None:
+    def check_features(self, features: Iterable[AnyFeature]) -> None:
         """NotSameBitsError: a feature makes bits follow the devices."""
         for feature in features:
             if why := feature.not_same_bits(self.config):

@@ -17,7 +17,7 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision
 from samecurve.errors import UserError
 
-_AHEAD = 256  # steps whose rates are computed together
+_TOGETHER = 256  # steps whose rates are computed together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,6 @@ class Schedule:
     final: float = 0.1  # share of the peak left at the end
     cooldown: float = 0.2  # share of the steps after warm-up in which wsd decays
     form: ScheduleForm = "samecurve"
-
-    def rates(self, step: int, task_factor: Callable[[int], float] | None) -> dict[int, float]:
-        """By step, the rates of a step and of those that follow it; of the step alone where the
-        task has its own schedule, which may refuse a step that is far ahead.
-        """
-        count = 1 if self.decay == "task" else _AHEAD
-        return {at: self.at(at, task_factor) for at in range(step, step + count)}
 
     def at(self, step: int, task_factor: Callable[[int], float] | None = None) -> float:
         """The rate of a step, counted from 0.
@@ -65,6 +58,25 @@ class Schedule:
             into = max(0.0, done - (1.0 - self.cooldown)) / self.cooldown
             share = 1.0 + (self.final - 1.0) * into
         return self.peak * share
+
+
+class Rates(dict[int, float]):
+    """By step, the rates of a run: those of many steps are computed together.
+
+    Where the task has its own schedule, each is computed when it is asked for: the schedule may
+    refuse a step that is far ahead.
+    """
+
+    def __init__(self, schedule: Schedule, task_factor: Callable[[int], float] | None) -> None:
+        super().__init__()
+        self._schedule, self._task_factor = schedule, task_factor
+        self._together = 1 if schedule.decay == "task" else _TOGETHER
+
+    def __missing__(self, step: int) -> float:
+        self.clear()
+        for number in range(step, step + self._together):
+            self[number] = self._schedule.at(number, self._task_factor)
+        return self[step]
 
 
 @dataclass(frozen=True, kw_only=True)

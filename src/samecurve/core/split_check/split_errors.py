@@ -248,6 +248,17 @@ def explain_written(name: str, where: str) -> UserError:
     )
 
 
+def explain_thawed(name: str, where: str) -> UserError:
+    """The error for a loss that thaws a weight."""
+    return UserError(
+        f"the loss thaws the weight {name}, which was frozen when the run began: it has no"
+        " optimizer, so it would never be trained",
+        "leave it trainable in model(), and in the loss freeze it until its step:"
+        " parameter.requires_grad_(step >= first); or two runs, the second with --init-from",
+        where,
+    )
+
+
 def explain_sharded(strategy: str, finding: Finding) -> UserError:
     """The error for a model that computes something else under a strategy than on one device."""
     what = (

@@ -106,7 +106,8 @@ class BalanceFeature(Feature[BalanceFields, None]):
 
     def check_model(self, config: Config, facts: Facts) -> None:
         """UserError: smaller microbatches would change the result."""
-        if facts.coupled and (config.train.norm_sync or not config.train.allow_coupled):
+        is_allowed = config.train.allow_coupled and not config.names("train.norm_sync")
+        if facts.coupled and not is_allowed:
             raise _refused(
                 f"{first_and_count(facts.coupled)} mixes the samples of a microbatch, and smaller"
                 " ones would change the result",

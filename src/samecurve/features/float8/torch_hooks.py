@@ -1,6 +1,5 @@
 """The products in eight bits in engine torch."""
 
-import torch
 from torch import nn
 
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
@@ -11,7 +10,7 @@ class Hooks(TorchHooks):
 
     changes_products = True
 
-    def prepare(self, model: nn.Module, device: torch.device) -> None:
+    def prepare(self, model: nn.Module, device_index: int) -> None:
         from samecurve.features.float8.conversion import convert
 
-        convert(model, device)
+        convert(model, self.setup.devices[device_index])

@@ -1,6 +1,5 @@
 """Frozen weights of blocks in host memory, in engine torch."""
 
-import torch
 from torch import nn
 
 from samecurve.features.offload_frozen.offloaded_blocks import FrozenOffload
@@ -18,7 +17,7 @@ class Hooks(TorchHooks):
         super().__init__(setup, value)
         self._offload = FrozenOffload(value)
 
-    def prepare(self, model: nn.Module, _device: torch.device) -> None:
+    def prepare(self, model: nn.Module, _device_index: int) -> None:
         self._offload.add(model)
         self.names_on_host = self._offload.names
 

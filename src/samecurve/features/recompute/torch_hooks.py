@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -16,7 +15,7 @@ class Hooks(TorchHooks):
 
     value: str
 
-    def prepare(self, model: nn.Module, _device: torch.device) -> None:
+    def prepare(self, model: nn.Module, _device_index: int) -> None:
         if self.value == "selective":  # before a compiler, which sees what is kept
             recompute(model, self.value)
 

@@ -84,7 +84,7 @@ class Sentinel(Feature[SentinelFields, SentinelRule]):
 def _check_alone(config: Config, facts: Facts) -> None:
     """UserError: a microbatch's loss can't be computed without the others."""
     whole_batch = sees_whole_batch(facts.features)
-    if whole_batch or (config.train.norm_sync and facts.coupled):
+    if whole_batch or (config.names("train.norm_sync") and facts.coupled):
         what = "the loss looks at" if whole_batch else "synchronised norms look at"
         raise UserError(
             f"train.sentinel computes one microbatch again by itself, and {what} the whole batch",

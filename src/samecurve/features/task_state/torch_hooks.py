@@ -13,7 +13,6 @@ import torch
 
 from samecurve.core.split_check import compare_repeats
 from samecurve.errors import UserError
-from samecurve.features.task_state.written_values import CantBeWrittenError, read, written
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.split_check.side_effects import Attributes
 from samecurve.torch_engine.split_check.user_code import is_users, names_read, place_of_method
@@ -49,6 +48,10 @@ class Hooks(TorchHooks):
 
     def begin_training(self, kept: Mapping[str, Any]) -> None:
         attributes = self._attributes  # as they are made, whatever a checkpoint has
+        if not kept:
+            return
+        from samecurve.features.task_state.written_values import read
+
         for name, value in kept.items():
             attributes.set(name, read(value))
         self._restored = frozenset(kept)
@@ -75,11 +78,14 @@ class Hooks(TorchHooks):
         changed = self._attributes.changed()
         for name in self._restored - changed.keys():
             changed[name] = self._attributes.read(name)
+        changed = {name: value for name, value in changed.items() if self._is_of_user(name)}
         values: Values = {}
         failing: dict[str, str] = {}
+        if not changed:
+            return values, failing
+        from samecurve.features.task_state.written_values import CantBeWrittenError, written
+
         for name, value in changed.items():
-            if not self._is_of_user(name):
-                continue
             try:
                 values[name] = written(value)
             except CantBeWrittenError:

@@ -84,7 +84,7 @@ class ControlFile:
     """
 
     def __init__(self, run: Run, attempt: str, save_seconds: float = 0.0) -> None:
-        self._path, self._attempt, self._position = run.control, attempt, 0
+        self._path, self._attempt, self._position = str(run.control), attempt, 0
         self._next_look = 0.0
         self._save_seconds = save_seconds
         self._next_save = time.monotonic() + save_seconds if save_seconds else math.inf

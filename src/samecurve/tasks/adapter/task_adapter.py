@@ -7,6 +7,7 @@ needs no engine: its data, its schedule, what plan() must know.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -295,6 +296,10 @@ class TaskAdapter(OpenedClass):
         """Whether the class's sample() asks which part of the samples it is to make."""
         return "part" in self.asked("sample")
 
+    def generating(self) -> AbstractContextManager[object]:
+        """Surround the calls in which a trained model makes texts and pictures."""
+        return nullcontext()
+
     def sample(
         self,
         model: Any,
@@ -313,7 +318,8 @@ class TaskAdapter(OpenedClass):
             return []
         known = {"part": part, "step": step, "prompt": prompt}
         asked = {name: known[name] for name in known.keys() & self.asked("sample")}
-        samples = list(self.call("sample", model, seed, **asked))
+        with self.generating():
+            samples = list(self.call("sample", model, seed, **asked))
         pictures = [sample for sample in samples if not isinstance(sample, str)]
         if pictures:
             from samecurve.observe.pictures import check_picture
@@ -327,4 +333,5 @@ class TaskAdapter(OpenedClass):
 
         settings: tokens, temperature, seed, and chat if the method takes it
         """
-        return str(self.call("respond", model, prompt, **settings))
+        with self.generating():
+            return str(self.call("respond", model, prompt, **settings))

@@ -1,7 +1,8 @@
 """A task's class with PyTorch: an nn.Module, and a loss of a microbatch."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from os import getpid
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,11 +15,8 @@ from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import (
     START,
-    WHOLE,
     Arrays,
-    Part,
     Progress,
-    Sample,
     StoredArrays,
 )
 from samecurve.core.split_check import MEAN
@@ -247,21 +245,8 @@ class TorchAdapter(TaskAdapter):
         optional = {*described.buffers, *(described.frozen if described.frozen_base else ())}
         check_weights(shapes, described.arrays, optional, "the checkpoint", "task")
 
-    def respond(self, model: Any, prompt: str, **settings: Any) -> str:
-        with attention_of_any_length():
-            return super().respond(model, prompt, **settings)
-
-    def sample(
-        self,
-        model: Any,
-        seed: int,
-        part: Part = WHOLE,
-        step: int = 0,
-        *,
-        prompt: str | None = None,
-    ) -> Sequence[Sample]:
-        with attention_of_any_length():
-            return super().sample(model, seed, part, step, prompt=prompt)
+    def generating(self) -> AbstractContextManager[object]:
+        return attention_of_any_length()
 
     def place(self, model: nn.Module, device: str) -> nn.Module:
         return model.to(device)

@@ -232,19 +232,14 @@ class ModelBuilder:
         self.modes.append(TrainingMode(model))
         model = cast_weights(model, plan.compute.precision)
         freeze(model, setup.optimizer.rules)
-        context = setup.contexts[device_index]
-        if plan.compute.norm_sync:
-            from samecurve.torch_engine.model.batch_norm import synchronise_batch_norms
-
-            synchronise_batch_norms(model, setup.strategy.peers()[device_index], context)
         if plan.compute.keyed_dropout:
             from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 
-            key_dropout(model, context, self._seed)
+            key_dropout(model, setup.contexts[device_index], self._seed)
         if compiled_in_place(model):
             self._keep_compiled(model)
         for hooks in setup.features.values():
-            hooks.prepare(model, setup.devices[device_index])
+            hooks.prepare(model, device_index)
         for hooks in setup.features.values():
             hooks.wrap_blocks(model)
         return model

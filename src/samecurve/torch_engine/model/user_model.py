@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from samecurve.errors import UserError
 
@@ -28,9 +29,16 @@ def plain_model(model: nn.Module, what: str) -> nn.Module:
 
     what: the call that gave the model, for errors
 
-    UserError: the model is laid out on devices already.
+    UserError: the model is laid out on devices already, or has parameters without a shape.
     """
     for name, module in model.named_modules():
+        if any(map(is_lazy, module.parameters(recurse=False))):
+            raise UserError(
+                f"{what}: {name} is a {type(module).__name__}, whose parameters get a shape from"
+                " the first batch; nothing can be planned, drawn or laid out before",
+                "the layer with its sizes (nn.Linear(in, out) for nn.LazyLinear(out))",
+                "task",
+            )
         for kind in type(module).__mro__:
             if f"{kind.__module__}.".startswith(_LAYS_OUT):
                 place = f" has {name} as" if name else " returns"

@@ -23,7 +23,7 @@ from samecurve.torch_engine.optimizers.optimizer import own_part
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
 from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, Tried
-from samecurve.torch_engine.split_check.weight_writes import WeightBits, write_error
+from samecurve.torch_engine.split_check.written_weights import WeightBits, write_error
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies.base import Strategy
 

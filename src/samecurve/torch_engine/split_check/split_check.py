@@ -29,7 +29,7 @@ attributes and the random generators are as before.
 
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -59,7 +59,12 @@ from samecurve.torch_engine.split_check.trials import (
     three_parts,
     two_parts,
 )
-from samecurve.torch_engine.split_check.weight_writes import WeightBits, write_error
+from samecurve.torch_engine.split_check.written_weights import (
+    FrozenWeights,
+    WeightBits,
+    thaw_error,
+    write_error,
+)
 from samecurve.torch_engine.step.setup import EngineSetup
 
 _FEW = 6  # samples that are tried with moved weights and at later steps
@@ -107,15 +112,17 @@ class SplitCheck:
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
 
     def run(self) -> SplitVerdict:
-        """Try each phase of a step, until a phase has an error."""
+        """Try each phase of a step, until a phase has an error.
+
+        UserError: the loss writes into a weight, or thaws one: no way to train it would be right.
+        """
         steady: AbstractSet[str] = frozenset()
         for number in range(len(self._trials.phases)):
             self._trials.phase_number = number
             with self._trials.prepared():
-                bits = WeightBits(self._setup.strategy)
+                bits, frozen = WeightBits(self._setup.strategy), FrozenWeights(self._setup.strategy)
                 verdict = self._verdict_of_phase()
-                written = self._error_of_writes(bits)
-                verdict = replace(verdict, error=written or verdict.error)
+                self._refuse_writes(bits, frozen)
             steady |= verdict.steady
             if verdict.error:
                 break
@@ -275,21 +282,23 @@ class SplitCheck:
 
     # --- written
 
-    def _error_of_writes(self, bits: WeightBits) -> UserError | None:
-        """The error of a weight that any of the trials has written into.
+    def _refuse_writes(self, bits: WeightBits, frozen: FrozenWeights) -> None:
+        """bits, frozen: weights as they were before the trials.
 
-        bits: of the weights before
+        UserError: any of the trials has written into a weight, or has thawed one.
         """
         trials, error = self._trials, None
         name = bits.written()
         written = trials.written or (name and (name, trials.step))
-        if not self._judge.agree(bool(written)):
-            return None
+        if thawed := frozen.thawed():
+            error = thaw_error(self._setup, thawed)
         if written:
             name, step = written
             with trials.trying(step, trials.samples, trials.parts):
                 error = write_error(self._setup, name, lambda: trials.loss_if_any(trials.samples))
-        return self._judge.shared(error)
+        error = self._judge.shared(error)
+        if error:
+            raise error
 
     # --- kept
 

@@ -29,7 +29,7 @@ from samecurve.torch_engine.split_check.trial_conditions import (
     widened,
 )
 from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients, gradients_of
-from samecurve.torch_engine.split_check.weight_writes import WeightVersions
+from samecurve.torch_engine.split_check.written_weights import WeightVersions
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 

@@ -45,8 +45,8 @@ class TorchHooks:
     def __init__(self, setup: EngineSetup, value: Any) -> None:
         self.setup, self.value = setup, value
 
-    def prepare(self, model: nn.Module, device: torch.device) -> None:
-        """Change the layers of a model of this process."""
+    def prepare(self, model: nn.Module, device_index: int) -> None:
+        """Change the layers of the model of one of this process's devices."""
 
     def wrap_blocks(self, model: nn.Module) -> None:
         """Replace forward() of a model's blocks, once its layers are prepared."""

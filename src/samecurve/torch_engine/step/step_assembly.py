@@ -14,7 +14,7 @@ from samecurve.torch_engine.optimizers.optimizer import (
     OptimizerParam,
     OptimizerUpdate,
 )
-from samecurve.torch_engine.split_check.weight_writes import WriteWatch
+from samecurve.torch_engine.split_check.written_weights import WriteWatch
 from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
@@ -64,7 +64,7 @@ def _time_forward(step: TrainingStep) -> None:
     rank from the ranks that wait for it.
     """
     plan = step.plan
-    if plan.layout.world_size == 1 or plan.layout.shards > 1 or plan.compute.norm_sync:
+    if plan.layout.world_size == 1 or plan.layout.shards > 1 or plan.syncs_norms:
         return
     from samecurve.torch_engine.profiling.forward_timer import ForwardTimer
 

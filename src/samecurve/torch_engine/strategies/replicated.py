@@ -34,7 +34,7 @@ class Replicated(Strategy):
         super().__init__(plan, comm, devices)
         self._team = _team_of(len(devices)) if len(devices) > 1 else None
         self._norms = comm
-        if plan.compute.norm_sync and comm.group and dist.get_world_size() == comm.world_size:
+        if plan.syncs_norms and comm.group and dist.get_world_size() == comm.world_size:
             # Synchronised norms sum in backward, as buckets are sent. Where ranks leave different
             # parameters out, the order of these sums and of the buckets differs from rank to rank,
             # so the norms get a group of their own. (Not in a part of a warm pool: torch names a

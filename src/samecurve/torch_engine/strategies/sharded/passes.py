@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samecurve.torch_engine.model.saved_weights import unchanged, with_version
+from samecurve.torch_engine.strategies.sharded.gathers import Gathers
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
-from samecurve.torch_engine.strategies.sharded.order import Gathers
 from samecurve.torch_engine.strategies.sharded.weight import Weight
 
 _PLAIN = {torch.Tensor, nn.Parameter}
@@ -33,7 +33,8 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     if "torch._dynamo" not in sys.modules:
         return function
-    uncompiled: Callable[..., Any] = torch.compiler.disable(function)
+    disable: Any = torch.compiler.disable
+    uncompiled: Callable[..., Any] = disable(function)
     return uncompiled
 
 

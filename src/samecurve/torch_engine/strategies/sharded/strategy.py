@@ -29,9 +29,10 @@ from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
 from samecurve.torch_engine.strategies.reducers.tree_exchange import without_negative_zeros
 from samecurve.torch_engine.strategies.row_norm import RowSquares, norm_of_rows
 from samecurve.torch_engine.strategies.sharded.exchange import NodesByRank, sum_over_copies
+from samecurve.torch_engine.strategies.sharded.gathers import Gathers
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
 from samecurve.torch_engine.strategies.sharded.once import OnceOrder, OnceSums
-from samecurve.torch_engine.strategies.sharded.order import GatherOrder, Gathers
+from samecurve.torch_engine.strategies.sharded.order import GatherOrder
 from samecurve.torch_engine.strategies.sharded.partition import Cutter
 from samecurve.torch_engine.strategies.sharded.passes import WeightReads
 from samecurve.torch_engine.strategies.sharded.sums import Numbers, RoundSums

@@ -58,9 +58,6 @@ class RoundSums:
         del is_last  # all rounds are summed alike
         self._numbers, self._is_real = numbers, is_real
 
-    def has_gradient(self, group: WeightGroup) -> None:
-        """All gradients of a group are there; the order of gathers says when it is summed."""
-
     def send(self, group: WeightGroup) -> None:
         """Begin to sum a group's gradients. All ranks call it in the same order."""
         group.is_summed = True

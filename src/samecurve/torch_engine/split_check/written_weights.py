@@ -1,7 +1,8 @@
-"""Writes of a task's code into weights, which only an update, or after_step(), may change.
+"""What a task's code does to weights, which only an update, or after_step(), may change.
 
 torch counts the writes in place into a tensor: its version. Writes through `.data` are not counted;
-they show in the weights' bits.
+they show in the weights' bits. A weight that was frozen when the run began has no optimizer: to
+thaw it would train nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,6 +42,18 @@ class WeightVersions:
         return _first_changed(self._names, self.before, now) if now != self.before else ""
 
 
+class FrozenWeights:
+    """The weights that are frozen when it is made."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        named = strategy.models[0].named_parameters()
+        self._weights = [(name, weight) for name, weight in named if not weight.requires_grad]
+
+    def thawed(self) -> str:
+        """The first one that is frozen no longer, by name; '': none."""
+        return next((name for name, weight in self._weights if weight.requires_grad), "")
+
+
 class WeightBits:
     """The bits of the weights, on this process's devices; of shards, of its own."""
 
@@ -65,6 +78,15 @@ def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[in
     return next((name for name, one, other in changed if one != other), "")
 
 
+def thaw_error(setup: EngineSetup, name: str) -> UserError:
+    """The error of a weight that the loss thaws."""
+    from samecurve.core.split_check.split_errors import explain_thawed
+    from samecurve.torch_engine.split_check.user_code import place_of_method
+
+    method = "features" if setup.plan.sees_whole_batch else "loss"
+    return explain_thawed(name, place_of_method(setup.task, method))
+
+
 class WriteWatch:
     """The hooks of a training step that watch its weights: they have the same versions after the
     last backward pass of a step as before its first forward pass; in the first step of a start, and
@@ -73,6 +95,7 @@ class WriteWatch:
 
     def __init__(self, step: TrainingStep) -> None:
         self._step = step
+        self._frozen = FrozenWeights(step.strategy)
         self._versions: WeightVersions | None = None
         self._bits: WeightBits | None = None
         self._batch: Batch[list[Round]] | None = None  # of the step in work
@@ -90,7 +113,7 @@ class WriteWatch:
     def after_reduction(self) -> bool:
         """Returns True: the hook comes again.
 
-        UserError: the loss of this step has written into a weight.
+        UserError: the loss of this step has written into a weight, or has thawed one.
         """
         versions = self._versions
         assert versions is not None
@@ -99,6 +122,8 @@ class WriteWatch:
         written = versions.written() or (self._bits and self._bits.written())
         if written:
             raise write_error(self._step.setup, written, self._again)
+        if thawed := self._frozen.thawed():
+            raise thaw_error(self._step.setup, thawed)
         self._batch = self._bits = None
         return True
 
