@@ -36,6 +36,7 @@ NAMED = {
     "ema": (2, "the names of an average's arrays in a checkpoint"),
     "float8": (1, "a number format that a device may lack"),
     "loss_scale": (4, "a number of the step's arithmetic, 1 where there is no scale"),
+    "norm_sync": (2, "remedies that name its key"),
     "phases": (5, "updates in turn are a part of a task's protocol: a loss is told its phase"),
     "recompute": (3, "a word of the memory's formula, and of two remedies"),
 }
