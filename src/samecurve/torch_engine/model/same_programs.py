@@ -130,7 +130,7 @@ class SamePrograms:
         cause = f"ranks {rank} and {self._rank} have compiled different programs of {what}"
         if tools_there != self._tools:
             cause += f", with {tools_there} and {self._tools}"
-        raise UserError(
+        raise NotSameBitsError(
             cause,
             "the same torch, compiler, processors and TORCHINDUCTOR_ variables on all machines;"
             f" diff {path_there} {path} shows the difference, where both files are at hand; or"

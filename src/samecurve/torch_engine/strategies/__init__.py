@@ -21,14 +21,15 @@ STRATEGIES: Mapping[str, str] = {
     "fsdp": "sharded.strategy:Sharded",
     "hsdp": "sharded.strategy:Sharded",
 }
-_ONE_DEVICE_WITH_TREE = "replicated:Replicated"  # where sums follow the step's tree
+# what stands in the place of another one where sums follow the step's tree
+_WITH_TREE = {"base:Strategy": "replicated:Replicated"}
 
 
 def make_strategy(plan: Plan, comm: Comm, devices: Sequence[torch.device]) -> Strategy:
     """The plan's strategy, for these devices of this process."""
     place = STRATEGIES[plan.layout.strategy]
-    if plan.layout.strategy == "single" and plan.compute.reducer == "tree":
-        place = _ONE_DEVICE_WITH_TREE
+    if plan.compute.reducer == "tree":
+        place = _WITH_TREE.get(place, place)
     module, _, name = place.partition(":")
     kind: type[Strategy] = getattr(import_module(f"{__package__}.{module}"), name)
     return kind(plan, comm, devices)
