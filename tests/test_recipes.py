@@ -41,6 +41,14 @@ def test_what_is_one_folder_edits_no_file(name: str) -> None:
     assert not _EDIT.findall(RECIPES[name])
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_line_that_a_recipe_changes_stands_once_in_its_file(name: str) -> None:
+    edits = _EDIT.findall(RECIPES[name])
+    assert len(edits) == RECIPES[name].count("\nIn `"), "an edit that the test can't read"
+    for path, _, line, _ in edits:
+        assert (ROOT / path).read_text().count(f"{line}\n") == 1, (path, line)
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in _LONG)) for name in RECIPES]
 )

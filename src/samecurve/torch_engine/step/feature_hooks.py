@@ -27,7 +27,7 @@ class TorchHooks:
     calls: the task's method that is called after an update; '': none
     moved_buffers: names of buffers that each rank moves by itself in a step
     names_on_host: parameters whose values lie in host memory, once models are prepared
-    step_class: the class of a step, in the place of TrainingStep
+    step_class: the class of a step, in the place of TrainingStep; of one feature in a run
     measures: whether evaluations call measure() and add_measured()
     checks_split: whether the split check calls split_error()
     """

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from samecurve.core.feature_list import spec_of
+from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer import (
     BuiltInOptimizer,
     HostCopyParam,
@@ -23,8 +24,12 @@ from samecurve.torch_engine.step.training_step import Step, TrainingStep
 def make_training_step(setup: EngineSetup, state: State) -> Step:
     """The step of this process."""
     features = setup.features.values()
-    kinds = [hooks.step_class for hooks in features if hooks.step_class] or [TrainingStep]
-    steps: list[TrainingStep] = [kinds[0](setup, state, update) for update in state.updates]
+    kinds = {name: one.step_class for name, one in setup.features.items() if one.step_class}
+    if len(kinds) > 1:
+        names = " and ".join(kinds)
+        raise UserError(f"{names} each have a step of their own", "leave one of them out")
+    kind = next(iter(kinds.values()), TrainingStep)
+    steps: list[TrainingStep] = [kind(setup, state, update) for update in state.updates]
     for step in steps:
         _move_host_copies_back(step)
         _watch_first_steps(step)

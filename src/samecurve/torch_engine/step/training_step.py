@@ -51,7 +51,8 @@ class TrainingStep:
     before_forward, after_forward, after_backward(device_index, is_first): around each microbatch;
         is_first: whether it is this device's first in this step.
     after_reduction(): a hook that returns True comes again in the next step. Here all ranks may
-        call collectives of their own: before, each sends gradients when it has them.
+        call collectives of their own: before, each sends gradients when it has them. They are sums
+        here, not yet scaled or clipped, and shards have none yet.
     after_update(step, finite): after the update, which leaves the weights as they are where
         `finite` is false.
     """
