@@ -108,3 +108,78 @@ def test_a_step_of_either_engine_has_its_hook(
     arrays = [array for name, array in results[0].arrays.items() if name.startswith("model/")]
     largest = max(float(np.abs(array).max()) for array in arrays)
     assert largest == pytest.approx(LIMIT)
+
+
+GRADIENT_LIMIT = {
+    "__init__.py": """
+from pydantic import Field
+from samecurve.core.config.section import Section
+from samecurve.core.feature import Feature
+from samecurve.core.planning import Decision
+
+class Fields(Section):
+    gradient_limit: float = Field(0.0, ge=0, description="most of a gradient's number")
+
+class GradientLimit(Feature):
+    fields, value, hooks = Fields, float, ("torch", "jax")
+
+    def decide(self, planned):
+        return Decision(planned.config.train.gradient_limit or None, {"gradient_limit": "as given"})
+
+FEATURE = GradientLimit()
+""",
+    "torch_hooks.py": """
+from samecurve.torch_engine.step.feature_hooks import TorchHooks
+
+class Hooks(TorchHooks):
+    def add_to(self, steps):
+        for step in steps:
+            step.before_update.append(self.cut)
+
+    def cut(self, gradients):
+        for gradient in gradients:
+            gradient.clamp_(-self.value, self.value)
+""",
+    "jax_hooks.py": """
+import jax.numpy as jnp
+from samecurve.jax_engine.feature_hooks import JaxHooks
+
+class Hooks(JaxHooks):
+    def before_update(self, gradients):
+        return {name: jnp.clip(one, -self.value, self.value) for name, one in gradients.items()}
+""",
+}
+
+
+@pytest.mark.parametrize(
+    "layout", ["ddp:2", *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
+)
+def test_a_feature_changes_the_gradients_of_either_engine(
+    *, layout: str, site: Path, pool: Pool, corpus: Path, cache: Path, tmp_path: Path
+) -> None:
+    """SGD at a rate of 1: no weight moves farther in a step than the limit."""
+    home = site / "their_package/gradient_limit"
+    home.mkdir()
+    for name, text in GRADIENT_LIMIT.items():
+        (home / name).write_text(text)
+    points = site / "their_package-1.dist-info/entry_points.txt"
+    points.write_text("[samecurve.features]\ngradient_limit = their_package.gradient_limit\n")
+    strategy, _, count = layout.partition(":")
+    engine = "jax" if strategy.startswith("jax-") else "torch"
+
+    def weights_after(steps: int, limit: float) -> dict[str, Any]:
+        values = tiny_values(
+            corpus,
+            train={"steps": steps, "gradient_limit": limit},
+            optimizer={"name": "sgd", "lr": 1.0, "momentum": 0.0, "weight_decay": 0.0},
+            schedule={"decay": "constant", "warmup": 0},
+            devices={"use": f"cpu:{count}", "strategy": strategy.removeprefix("jax-")},
+        )
+        run = TinyRun(tmp_path / f"{steps}-{limit}", {**values, "engine": engine}, cache)
+        ranks = 1 if engine == "jax" else int(count)
+        arrays = pool.run(ranks, train_installed, run, site)[0].arrays
+        return {name: array for name, array in arrays.items() if name.startswith("model/")}
+
+    one, two = weights_after(1, LIMIT), weights_after(2, LIMIT)
+    moved = max(float(np.abs(two[name] - one[name]).max()) for name in one)
+    assert moved == pytest.approx(LIMIT)

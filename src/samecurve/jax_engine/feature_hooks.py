@@ -56,6 +56,12 @@ class JaxHooks:
     def before_step(self, state: Any, batch: Batch) -> None:
         """Before the program of a step is called; the loss was checked."""
 
+    def before_update(self, gradients: Arrays) -> Arrays:
+        """A part of the step's program: the gradients, scaled and clipped, as they are to be; of
+        shards, a device's own.
+        """
+        return gradients
+
     def after_update(self, params: Arrays) -> Arrays:
         """A part of the step's program: the trained parameters after an update, as they are to be.
         An update that is not finite is left out all the same.

@@ -238,6 +238,8 @@ def apply_update(
         name: gradient * scaling.factor.astype(gradient.dtype)
         for name, gradient in sums.gradients.items()
     }
+    for feature in setup.features:
+        clipped = feature.before_update(clipped)
     # a parameter of zeros has no decay; its gradient and moments are zeros, and so is its direction
     decayed = params | {name: jnp.zeros_like(params[name]) for name in layout.left_out}
     directions, moments = layout.transform.update(clipped, state["moments"], decayed)

@@ -53,6 +53,8 @@ class TrainingStep:
     after_reduction(): a hook that returns True comes again in the next step. Here all ranks may
         call collectives of their own: before, each sends gradients when it has them. They are sums
         here, not yet scaled or clipped, and shards have none yet.
+    before_update(gradients): the step's gradients, scaled and clipped, which it may change in
+        place: this process's parts of them.
     after_update(step, finite): after the update, which leaves the weights as they are where
         `finite` is false.
     """
@@ -71,6 +73,7 @@ class TrainingStep:
         self.after_forward: list[Callable[[int, bool], None]] = []
         self.after_backward: list[Callable[[int, bool], None]] = []
         self.after_reduction: list[Callable[[], bool | None]] = []
+        self.before_update: list[Callable[[Sequence[torch.Tensor]], None]] = []
         self.after_update: list[Callable[[int, Finite], None]] = []
         self.train_model = in_precision(setup.strategy.train, plan, setup.device)
         self._reads_rows_again = self._forwards * len(state.updates) > 1
@@ -113,6 +116,8 @@ class TrainingStep:
         scaling = self.scale_gradients(totals)
 
         # 4. the update
+        if self.before_update:
+            self.change_gradients()
         self.move_weights(lr, batch.step, scaling.finite)
         if len(self.devices) > 1:
             self.sync_replicas()
@@ -233,6 +238,12 @@ class TrainingStep:
             factor = factor.to(gradients[0].device, gradients[0].dtype)
         torch._foreach_mul_(gradients, factor)
         return scaling
+
+    def change_gradients(self) -> None:
+        """Let features change the gradients of the update."""
+        gradients = [view.grad for view in self._views if view.grad is not None]
+        for hook in self.before_update:
+            hook(gradients)
 
     def move_weights(self, lr: float, step: int, finite: Finite) -> None:
         """Update the weights, unless the step is not finite."""
