@@ -48,7 +48,7 @@ def test_the_copies_from_the_devices_count_as_blocked(tmp_path: Path) -> None:
     saves: list[Published] = []
     context: Any = SimpleNamespace(
         plan=SimpleNamespace(eval_samples=None),
-        engine=SimpleNamespace(gather=gather),
+        engine=SimpleNamespace(gather=gather, kept=dict),
         hooks=(),
         heartbeat=lambda _step, _phase: None,
         store=store(tmp_path, saves=saves),
