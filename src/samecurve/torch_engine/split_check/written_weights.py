@@ -20,6 +20,9 @@ from samecurve.torch_engine.strategies.base import Strategy
 
 VERSION = attrgetter("_version")
 _CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
+_MOST_HASHED = (
+    1 << 14
+)  # numbers of a weight, spread over it: all of a large model take a step's time
 
 
 class WeightVersions:
@@ -55,7 +58,7 @@ class FrozenWeights:
 
 
 class WeightBits:
-    """The bits of the weights, on this process's devices; of shards, of its own."""
+    """The bits of some numbers of each weight, on this process's devices; of shards, of its own."""
 
     def __init__(self, strategy: Strategy) -> None:
         named = [pair for model in strategy.models for pair in model.named_parameters()]
@@ -69,8 +72,14 @@ class WeightBits:
 
     def _hashes(self) -> list[int]:
         bit_sums = BitSums(_CHUNK)
-        sums = [bit_sums.of(local_view(tensor)) for tensor in self._tensors]
+        sums = [bit_sums.of(_spread(local_view(tensor))) for tensor in self._tensors]
         return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+
+
+def _spread(tensor: torch.Tensor) -> torch.Tensor:
+    """At most 16,384 numbers of a tensor, spread over it."""
+    flat = tensor.reshape(-1)
+    return flat[:: -(-len(flat) // _MOST_HASHED) or 1]
 
 
 def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
