@@ -89,7 +89,8 @@ class _OffloadedBlock:
         """Take the parameters out of their modules, so that nobody moves them to a device."""
         self._parameters = self._block.parameters
         modules = dict.fromkeys(module for module, _ in self._block.places)
-        self._orders = [(module, list(module._parameters)) for module in modules]  # noqa: SLF001 - public nowhere
+        # public nowhere else
+        self._orders = [(module, list(module._parameters)) for module in modules]  # noqa: SLF001
         for module, name in self._block.places:
             delattr(module, name)
 

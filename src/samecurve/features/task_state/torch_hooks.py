@@ -6,6 +6,7 @@ together or not at all: a count of what it has cached is worth nothing without t
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,12 @@ class Hooks(TorchHooks):
             return
         from samecurve.features.task_state.written_values import read
 
+        restored = set()
         for name, value in kept.items():
-            attributes.set(name, read(value))
-        self._restored = frozenset(kept)
+            with suppress(KeyError):  # its holder is gone: the code has changed, as a line has said
+                attributes.set(name, read(value))
+                restored.add(name)
+        self._restored = frozenset(restored)
 
     def kept(self, trials: "Trials | None") -> Values:
         values, failing = self._written()

@@ -46,7 +46,9 @@ def _written(value: Any, budget: list[int]) -> Any:
         pairs = [[_written(part, budget) for part in pair] for pair in value.items()]
         return {"dict": pairs}
     if kind in _LISTS.values():
-        return {kind.__name__: [_written(one, budget) for one in value]}
+        # a set of texts has another order in each process
+        items = sorted(value, key=repr) if kind is set else value
+        return {kind.__name__: [_written(one, budget) for one in items]}
     raise CantBeWrittenError
 
 
