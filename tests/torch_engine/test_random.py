@@ -37,7 +37,7 @@ from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS, ReplacedFunctions
 from samecurve.torch_engine.randomness.served_functions import served_functions
-from samecurve.torch_engine.split_check.side_effects import GeneratorStates
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 from tiny import MACHINE
 from worlds import Pool
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from samecurve.torch_engine.split_check.side_effects import (
+from samecurve.torch_engine.users_code.side_effects import (
     Attributes,
     Buffers,
     GeneratorStates,

@@ -17,7 +17,7 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate, local_view
-from samecurve.torch_engine.split_check.side_effects import GeneratorStates
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 from samecurve.units import first_and_count
 
 _SAVED = {torch.float64, torch.float32, torch.int64}

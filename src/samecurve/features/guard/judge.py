@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from samecurve.core.split_check import (
+from samecurve.errors import UserError
+from samecurve.features.guard.additivity import (
     DOUBTFUL,
     GRADIENTS,
     IN_FLOAT32,
@@ -25,13 +26,12 @@ from samecurve.core.split_check import (
     compare_parts,
     compare_repeats,
 )
-from samecurve.errors import UserError
+from samecurve.features.guard.trial_conditions import NarrowestFormat
+from samecurve.features.guard.trials import RAISED, Rows, Trials, TriedParts
 from samecurve.torch_engine.process_group import texts_of_all
-from samecurve.torch_engine.split_check.side_effects import Counter
-from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, TriedParts
-from samecurve.torch_engine.step.first_steps import HeldByTask
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code.held_by_task import HeldByTask
+from samecurve.torch_engine.users_code.side_effects import Counter
 from samecurve.units import first_and_count
 
 

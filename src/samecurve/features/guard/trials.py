@@ -15,12 +15,9 @@ import torch
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
-from samecurve.core.split_check import Format, Trial
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.torch_engine.model.model_setup import run_uncompiled
-from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
-from samecurve.torch_engine.split_check.trial_conditions import (
+from samecurve.features.guard.additivity import Format, Trial
+from samecurve.features.guard.trial_conditions import (
     Float64Inside,
     full_float32,
     model_in_float64,
@@ -28,10 +25,13 @@ from samecurve.torch_engine.split_check.trial_conditions import (
     norms_frozen,
     widened,
 )
-from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients, gradients_of
-from samecurve.torch_engine.split_check.written_weights import WeightVersions
+from samecurve.features.guard.trial_gradients import GradientRest, Gradients, gradients_of
+from samecurve.features.guard.written_weights import WeightVersions
+from samecurve.torch_engine.model.model_setup import run_uncompiled
+from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code.side_effects import Attributes, Buffers, GeneratorStates
 
 _COPIED = 500_000_000  # parameters at most, of a model whose weights are copied for a trial
 # what a loss may raise for samples, or a number format, that it does not expect; what a task's code

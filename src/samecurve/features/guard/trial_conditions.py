@@ -48,8 +48,8 @@ class NarrowestFormat(TorchFunctionMode):
         return result
 
     def _note(self, function: Any) -> None:
-        from samecurve.torch_engine.split_check.blamed_calls import function_name
-        from samecurve.torch_engine.split_check.user_code import caller, site_of
+        from samecurve.features.guard.blamed_calls import function_name
+        from samecurve.torch_engine.users_code.code_places import caller, site_of
 
         self.function, self.where = function_name(function), site_of(caller(), None).where
 

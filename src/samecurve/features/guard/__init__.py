@@ -1,7 +1,9 @@
-"""train.sentinel: now and then one microbatch's gradient is computed again, on every device, and
-the bits must be the same: it finds a device that computes wrong.
+"""The guard: a run proves as it goes that its curve is the one that any other devices would give.
 
-`verdict.py` chooses the microbatch and judges the hashes, which each engine's hooks compute.
+Before the first step it tries whether the loss adds up over samples (split_check.py). In every step
+it sees that the loss writes into no weight (written_weights.py). train.sentinel: now and then one
+microbatch's gradient is computed again, on every device (device_check.py), and the bits must be the
+same: it finds a device that computes wrong.
 """
 
 from dataclasses import dataclass
@@ -40,10 +42,12 @@ class SentinelRule:
     on_difference: Literal["stop", "warn"]
 
 
-class Sentinel(Feature[SentinelFields, SentinelRule]):
-    """The feature."""
+class Guard(Feature[SentinelFields, SentinelRule]):
+    """The feature. Each training brings it."""
 
     order = 300
+    plan_key = "sentinel"
+    brought_by = ("training",)
     fields = SentinelFields
     value = SentinelRule
     banner = {"sentinel": "sentinel: "}
@@ -108,4 +112,4 @@ def _warnings(layout: Layout) -> tuple[str, ...]:
     return (warning,)
 
 
-FEATURE = Sentinel()
+FEATURE = Guard()

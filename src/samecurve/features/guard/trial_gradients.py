@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from samecurve.core.protocols import MicroBatch
-from samecurve.core.split_check import GradientNorms
+from samecurve.features.guard.additivity import GradientNorms
 from samecurve.torch_engine.optimizers.optimizer import own_part
 from samecurve.torch_engine.step.setup import EngineSetup
 

@@ -18,7 +18,7 @@ from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import ASK_SAME_BITS, FaultyDeviceError, RunError
-from samecurve.features.sentinel import SentinelRule
+from samecurve.features.guard import SentinelRule
 from samecurve.units import join_words, some
 
 Kind = Literal["transient", "lasting", "not deterministic"]

@@ -89,8 +89,8 @@ def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[in
 
 def thaw_error(setup: EngineSetup, name: str) -> UserError:
     """The error of a weight that the loss thaws."""
-    from samecurve.core.split_check.split_errors import explain_thawed
-    from samecurve.torch_engine.split_check.user_code import place_of_method
+    from samecurve.features.guard.split_errors import explain_thawed
+    from samecurve.torch_engine.users_code.code_places import place_of_method
 
     method = "features" if setup.plan.sees_whole_batch else "loss"
     return explain_thawed(name, place_of_method(setup.task, method))
@@ -150,10 +150,10 @@ def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> U
 
     again: computes the loss once more
     """
-    from samecurve.core.split_check.split_errors import explain_written
-    from samecurve.torch_engine.split_check.side_effects import GeneratorStates
-    from samecurve.torch_engine.split_check.user_code import place_of_method
-    from samecurve.torch_engine.split_check.watched_lines import watch
+    from samecurve.features.guard.split_errors import explain_written
+    from samecurve.features.guard.watched_lines import watch
+    from samecurve.torch_engine.users_code.code_places import place_of_method
+    from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
     where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
     if not setup.strategy.gathers_weights:

@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
-from samecurve.features.sentinel import SentinelRule
-from samecurve.features.sentinel.verdict import (
+from samecurve.features.guard import SentinelRule
+from samecurve.features.guard.devices_compared import (
     CheckedGradient,
     Choice,
     Row,
@@ -34,10 +34,9 @@ from samecurve.features.sentinel.verdict import (
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
-from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.precision import in_precision, on_device
 from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.torch_engine.users_code.side_effects import Attributes, Buffers, GeneratorStates
 
 _ALIGNMENT = 64  # bytes: what follows from where a tensor's memory begins follows from the rest
 Hashes = dict[str, torch.Tensor]  # of a gradient's arrays, by name
@@ -67,18 +66,6 @@ class _Check:
     hooks: Sequence[RemovableHandle] = ()
 
 
-class Hooks(TorchHooks):
-    """Checks each update of a step."""
-
-    def add_to(self, steps: Sequence[TrainingStep]) -> None:
-        for step in steps:
-            sentinel = Sentinel(step, self.value, phases=len(steps))
-            step.before_step.append(sentinel.before_step)
-            step.after_forward.append(sentinel.after_forward)
-            step.after_backward.append(sentinel.after_backward)
-            step.after_reduction.append(sentinel.after_reduction)
-
-
 class Sentinel:
     """The hooks of a training step that check some of its microbatches.
 
@@ -95,6 +82,10 @@ class Sentinel:
         self._own_devices = step.plan.layout.devices_of(step.comm.rank)
         self._check: _Check | None = None
         self._walked: set[int] = set()  # devices whose first graph was walked through
+        step.before_step.append(self.before_step)
+        step.after_forward.append(self.after_forward)
+        step.after_backward.append(self.after_backward)
+        step.after_reduction.append(self.after_reduction)
 
     # The hooks:
 

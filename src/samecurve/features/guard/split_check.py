@@ -35,7 +35,8 @@ import torch
 
 from samecurve.core.feature_list import brought_by
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check import (
+from samecurve.errors import UserError
+from samecurve.features.guard.additivity import (
     DOUBTFUL,
     TOLERANCE,
     Finding,
@@ -46,11 +47,8 @@ from samecurve.core.split_check import (
     rows_of_odd_weight,
     steps_tried,
 )
-from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.draw_sites import Draw
-from samecurve.torch_engine.split_check.judge import Drawn, Judge, Observed
-from samecurve.torch_engine.split_check.side_effects import Counter, counters_in, equal
-from samecurve.torch_engine.split_check.trials import (
+from samecurve.features.guard.judge import Drawn, Judge, Observed
+from samecurve.features.guard.trials import (
     RAISED,
     Rows,
     Stage,
@@ -59,13 +57,15 @@ from samecurve.torch_engine.split_check.trials import (
     three_parts,
     two_parts,
 )
-from samecurve.torch_engine.split_check.written_weights import (
+from samecurve.features.guard.written_weights import (
     FrozenWeights,
     WeightBits,
     thaw_error,
     write_error,
 )
+from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code.side_effects import Counter, counters_in, equal
 
 _FEW = 6  # samples that are tried with moved weights and at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
@@ -149,11 +149,12 @@ class SplitCheck:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        for hooks in self._setup.features.values():
-            if hooks.checks_split and not error:
-                found = hooks.split_error(self._trials, [self._first_step, *steps])
-                error = self._judge.shared(found)
-                repeats = error is None  # devices would differ, however the batch is divided
+        if plan.sees_whole_batch and not error:
+            from samecurve.features.guard.batch_loss_check import batch_loss_error
+
+            found = batch_loss_error(self._setup, self._trials, [self._first_step, *steps])
+            error = self._judge.shared(found)
+            repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)
 
     # --- whole, again, in parts, far
@@ -313,7 +314,7 @@ class SplitCheck:
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
         """Whether a method that a feature calls after an update reads one of these attributes."""
         for method in (hooks.calls for hooks in self._setup.features.values() if hooks.calls):
-            from samecurve.torch_engine.split_check.user_code import names_read
+            from samecurve.torch_engine.users_code.code_places import names_read
 
             read = names_read(self._setup.task, method)
             for name in names:
@@ -340,8 +341,8 @@ class SplitCheck:
 
     def _explained(self, name: str, reader: str, method: str) -> UserError:
         """The error of an attribute. method: of the task, which reads it."""
-        from samecurve.core.split_check.split_errors import explain_kept
-        from samecurve.torch_engine.split_check.user_code import place_of_method
+        from samecurve.features.guard.split_errors import explain_kept
+        from samecurve.torch_engine.users_code.code_places import place_of_method
 
         return explain_kept(name, reader, place_of_method(self._setup.task, method))
 
@@ -352,8 +353,8 @@ class SplitCheck:
         hooked = (p._post_accumulate_grad_hooks for p in model.parameters())  # noqa: SLF001
         if not any(hooked):
             return None
-        from samecurve.core.split_check.split_errors import explain_hook
-        from samecurve.torch_engine.split_check.backward_code import accumulated_hook
+        from samecurve.features.guard.backward_code import accumulated_hook
+        from samecurve.features.guard.split_errors import explain_hook
 
         hook = accumulated_hook(model)
         return explain_hook(hook) if hook else None
@@ -387,7 +388,7 @@ class SplitCheck:
             return self._judge.error_of_gradients(tried)
 
     def _error_beside_one_device(self) -> UserError | None:
-        from samecurve.torch_engine.split_check.one_device import compare_with_one_device
+        from samecurve.features.guard.one_device import compare_with_one_device
 
         few = self._trials.samples[:_FEW]
         compared = compare_with_one_device(self._setup, self._trials, few)
@@ -399,7 +400,7 @@ class SplitCheck:
 
     def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
         """Find the cause; the modules that do so are imported only now."""
-        from samecurve.torch_engine.split_check.diagnosis import Diagnosis
+        from samecurve.features.guard.diagnosis import Diagnosis
 
         return Diagnosis(self._setup, self._trials).error_of(seen, finding, **known)
 
