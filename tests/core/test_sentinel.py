@@ -13,7 +13,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.errors import FAULTY_DEVICE, START_AGAIN, RunError, UserError
 from samecurve.features.guard import SentinelRule
-from samecurve.features.guard.devices_compared import (
+from samecurve.features.guard.verdict import (
     CheckedGradient,
     Choice,
     Finding,

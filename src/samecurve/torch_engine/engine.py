@@ -55,7 +55,7 @@ from samecurve.torch_engine.step.step_assembly import make_training_step, make_u
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.step.training_step import Step
 from samecurve.torch_engine.strategies import make_strategy
-from samecurve.torch_engine.users_code.code_places import is_users
+from samecurve.torch_engine.users_code.code_places import has_users_code
 
 if TYPE_CHECKING:
     from samecurve.core.events import Event
@@ -200,8 +200,7 @@ class TorchEngine:
         self._add_features(
             {name: None for name in brought_by("training") if name not in self.features}
         )
-        task = getattr(self._setup.task, "task", self._setup.task)
-        if any(is_users(type(part)) for part in (task, *self._strategy.models[0].modules())):
+        if has_users_code(self._setup.task, self._strategy.models[0]):
             self._add_features(dict.fromkeys(brought_by("users' code")))
         is_split = self.plan.batch.is_split or as_if_split
         start = Start(rows=rows, stage=self._staged, is_split=is_split, kept=self._kept)

@@ -1,9 +1,9 @@
 """The guard: a run proves as it goes that its curve is the one that any other devices would give.
 
 Before the first step it tries whether the loss adds up over samples (split_check.py). In every step
-it sees that the loss writes into no weight (written_weights.py). train.sentinel: now and then one
-microbatch's gradient is computed again, on every device (device_check.py), and the bits must be the
-same: it finds a device that computes wrong.
+it sees that the loss writes into no weight, and some steps are probed (step_guard.py): a microbatch
+is computed again, in parts, and on every rank. train.sentinel asks for more of it
+(recomputation.py), to find devices that compute wrong.
 """
 
 from dataclasses import dataclass

@@ -58,7 +58,7 @@ class _BatchLoss:
         total, leaves = self._total(features)
         first = self._trial(total)
         after_first = trials.attributes.changed()
-        moved = trials.generators.moved()
+        moved = trials.generators.changed()
         if moved and (not _HOST.issuperset(moved) or self._setup.has_several_devices):
             return self._error_of_draws(features)
         if moved:  # on every device the same from now on, and after a resume

@@ -21,7 +21,7 @@ from samecurve.core.determinism.data_order import by_length
 from samecurve.core.events import Event
 from samecurve.core.protocols import Batch, TrialRows
 from samecurve.features.guard import SentinelRule
-from samecurve.features.guard.devices_compared import (
+from samecurve.features.guard.verdict import (
     CheckedGradient,
     Choice,
     Row,

@@ -27,6 +27,7 @@ from samecurve.features.guard.additivity import (
     compare_repeats,
 )
 from samecurve.features.guard.trial_conditions import NarrowestFormat
+from samecurve.features.guard.trial_gradients import norms_of
 from samecurve.features.guard.trials import RAISED, Rows, Trials, TriedParts
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.setup import EngineSetup
@@ -153,9 +154,11 @@ class Judge:
             return otherwise
         finally:
             trials.put_back()
-        if again.rest is None:
+        if not again.have_gradients:
             return otherwise
-        return self._finding_of_gradients(again._replace(whole=tried.whole), limit)
+        return self._finding_of_gradients(
+            again._replace(whole=again.whole._replace(losses=tried.whole.losses)), limit
+        )
 
     def _is_counting(self, seen: Observed) -> bool:
         """Whether the loss depends on how many microbatches came before."""
@@ -182,8 +185,8 @@ class Judge:
         return UserError(*json.loads(first)) if first else None
 
     def _finding_of_gradients(self, tried: TriedParts, tolerance: float) -> Finding | None:
-        assert tried.rest is not None
-        norms = tried.rest.norms(self._setup)
+        whole, *parts = (each.gradients or {} for each in (tried.whole, *tried.parts))
+        norms = norms_of(self._setup, whole, parts)
         trials = [part.losses["loss"] for part in tried.parts]
         return compare_gradients(tried.whole.losses["loss"], trials, norms, tolerance)
 

@@ -57,6 +57,7 @@ from samecurve.features.guard.trials import (
     three_parts,
     two_parts,
 )
+from samecurve.features.guard.unlike_ranks import error_between_ranks
 from samecurve.features.guard.written_weights import (
     FrozenWeights,
     WeightBits,
@@ -128,6 +129,18 @@ class SplitCheck:
                 break
         notes = () if verdict.error else (*self._judge.rounded, *dict.fromkeys(self._notes))
         return SplitVerdict(verdict.error, verdict.repeats, steady, notes)
+
+    def error_in_step(self, phase_number: int) -> UserError | None:
+        """The error of a few samples in parts, in a step that has begun: of the loss, of the means
+        beside it, of the gradient.
+        """
+        trials = self._trials
+        trials.phase_number = phase_number
+        few = trials.samples[:_FEW]
+        with trials.prepared(in_step=True), trials.trying(trials.step, few, two_parts(few)):
+            return self._error_of_parts(
+                few, Drawn(), with_gradient=trials.is_small(), between_ranks=True
+            )
 
     def _verdict_of_phase(self) -> SplitVerdict:
         """The list above, step by step."""
@@ -208,7 +221,7 @@ class SplitCheck:
         trials, judge, sites = self._trials, self._judge, self._setup.draw_sites
         with sites.recording() as draws:
             whole = trials.first_loss()
-        moved = trials.generators.moved()
+        moved = trials.generators.changed()
         if not judge.agree(bool(draws or moved)):
             return whole, Drawn()
         trials.put_back()
@@ -220,7 +233,7 @@ class SplitCheck:
         is_seeded = not _HOST.isdisjoint(moved)
         sites.reseeds_host |= judge.agree(is_seeded)
         whole = trials.loss_of(trials.samples)
-        moved = [name for name in trials.generators.moved() if name not in _HOST]
+        moved = [name for name in trials.generators.changed() if name not in _HOST]
         if judge.agree(any(name.startswith("torch") for name in moved)):
             sites.reseeds_torch = True
             trials.put_back()
@@ -376,16 +389,33 @@ class SplitCheck:
         with trials.trying(step, few, divide(few)):
             try:
                 _, drawn = self._whole()
-                trials.put_back()
-                tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
             except RAISED:
                 return None
             finally:
                 trials.put_back()
-            error = self._judge.error_of_means(tried, drawn)
-            if error or self._judge.agree(tried.rest is None):
-                return error
-            return self._judge.error_of_gradients(tried)
+            return self._error_of_parts(few, drawn, with_gradient=with_gradient)
+
+    def _error_of_parts(
+        self, few: Rows, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False
+    ) -> UserError | None:
+        """None too where the loss can't be computed for these samples, on any rank."""
+        trials, tried = self._trials, None
+        try:
+            tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
+        except RAISED:
+            pass
+        finally:
+            trials.put_back()
+        if self._judge.agree(tried is None):
+            return None
+        assert tried is not None
+        error = self._judge.error_of_means(tried, drawn) if self._is_split else None
+        if not error and between_ranks:
+            ids = [int(trials.rows.ids[row]) for row in few]
+            error = error_between_ranks(self._setup, tried.whole, ids, trials.format)
+        if error or not self._is_split or self._judge.agree(not tried.have_gradients):
+            return error
+        return self._judge.error_of_gradients(tried)
 
     def _error_beside_one_device(self) -> UserError | None:
         from samecurve.features.guard.one_device import compare_with_one_device

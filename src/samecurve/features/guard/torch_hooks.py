@@ -6,7 +6,7 @@ from typing import Any
 from samecurve.features.guard import SentinelRule
 from samecurve.features.guard.additivity import lines_or_refuse
 from samecurve.features.guard.split_check import SplitCheck
-from samecurve.features.guard.written_weights import WriteWatch
+from samecurve.features.guard.step_guard import StepGuard
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.users_code.held_by_task import HeldByTask
@@ -35,11 +35,7 @@ class Hooks(TorchHooks):
         if self._start is None:
             return
         for step in steps:
-            WriteWatch(step)
-            if self.value:
-                from samecurve.features.guard.device_check import Sentinel
-
-                Sentinel(step, self.value, phases=len(steps))
+            StepGuard(step, self.value, phases=len(steps), is_split=self._start.is_split)
         steps[-1].after_reduction.append(self._refuse_learned)
 
     def _refuse_learned(self) -> None:

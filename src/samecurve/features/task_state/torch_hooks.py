@@ -18,6 +18,11 @@ from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
 from samecurve.torch_engine.users_code.code_places import is_users, names_read, place_of_method
 from samecurve.torch_engine.users_code.side_effects import Attributes
 
+KEEP_IN_MODEL = (
+    "what follows from the weights and the step, which loss(self, model, batch, step) and"
+    " after_step(self, model, step) are given; what is learnt from samples belongs in the model:"
+    " parameters, or register_buffer() with a row for each sample's id"
+)
 _TASK = "task"  # the path of a task's attributes
 _SHOWN = 60  # characters of a value
 Values = dict[str, Any]  # as JSON has them, by the attribute's full name
@@ -60,21 +65,34 @@ class Hooks(TorchHooks):
         return {}
 
     def kept(self) -> Values:
+        values, failing, differing = self._compared()
+        failing = {**differing, **failing}
+        if failing:
+            self._refuse_if_needed(failing)
+        return {name: value for name, value in values.items() if not _is_left(name, failing)}
+
+    def differing(self) -> dict[str, str]:
+        """What ranks hold in other values, in words, by the attribute's name; all ranks call it
+        together.
+        """
+        return self._compared()[2]
+
+    def _compared(self) -> tuple[Values, dict[str, str], dict[str, str]]:
+        """This rank's values; why some can't be written down, on any rank; and which differ."""
         values, failing = self._written()
         both = json.dumps([values, failing], sort_keys=True).encode()
         texts = texts_of_all(self.setup.comm, both, self.setup.device)
         of_ranks = [json.loads(text) for text in texts]
         for _, of_rank in of_ranks:
             failing |= of_rank
+        differing: dict[str, str] = {}
         for name in sorted({name for values, _ in of_ranks for name in values}):
             each = [values.get(name) for values, _ in of_ranks]
             other = next((rank for rank, one in enumerate(each) if one != each[0]), None)
             if other is not None:
                 shown = f"{_shown(each[0])} on rank 0, and {_shown(each[other])} on rank {other}"
-                failing.setdefault(name, f"is {shown}")
-        if failing:
-            self._refuse_if_needed(failing)
-        return {name: value for name, value in values.items() if not _is_left(name, failing)}
+                differing[name] = f"is {shown}"
+        return values, failing, differing
 
     def _written(self) -> tuple[Values, dict[str, str]]:
         """The values that can be written down, and why others can't be, by name."""
@@ -117,9 +135,7 @@ class Hooks(TorchHooks):
         raise UserError(
             f"the training depends on {first}, which changes as it goes and {failing[names[0]]}: a"
             " resumed run, and one on other devices, would give another curve",
-            "what follows from the weights and the step, which loss(self, model, batch, step) and"
-            " after_step(self, model, step) are given; what is learnt from samples belongs in the"
-            " model: parameters, or register_buffer() with a row for each sample's id",
+            KEEP_IN_MODEL,
             place_of_method(self._task, "features" if self.setup.plan.sees_whole_batch else "loss"),
         )
 

@@ -86,7 +86,7 @@ class UserOptimizer(OptimizerUpdate):
                 " checkpoint holds",
                 "an optimizer that keeps its course in its state, by parameter",
             )
-        if generators.moved():
+        if generators.changed():
             raise self._refused(
                 "draws random numbers, which each rank would draw for itself",
                 "an optimizer that follows from the gradients alone; noise on the weights is for"

@@ -233,7 +233,7 @@ class GeneratorStates:
         }
         self._before = {name: read() for name, (read, _) in self._access.items()}
 
-    def moved(self) -> list[str]:
+    def changed(self) -> list[str]:
         """Names of the generators that have drawn."""
         return [
             name

@@ -25,6 +25,7 @@ Kind = Literal["transient", "lasting", "not deterministic"]
 Row = NDArray[np.int64]  # the hash of each array of a gradient
 _STREAM = 0x73656E74  # keeps the choice apart from other numbers that follow from the seed
 _SHOWN = 8  # samples and devices in a message
+_EPOCHS = 8  # whose first steps are probed
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,43 @@ def choose(plan: Plan, step: int, count: int, *, phases: int = 1) -> Choice:
     return Choice(number, device, phase)
 
 
-def is_due(rule: SentinelRule, step: int, first_step: int) -> bool:
-    """Whether a step, counted from 0, is checked. The first step of a start is, too: it tells at
-    once whether the devices and the kernels can be compared.
+def is_due(rule: SentinelRule | None, step: int, first_step: int) -> bool:
+    """Whether the sentinel checks a step, counted from 0. The first step of a start is checked,
+    too: it tells at once whether the devices and the kernels can be compared.
     """
-    return step == first_step or (step + 1) % rule.every == 0
+    return rule is not None and (step == first_step or (step + 1) % rule.every == 0)
+
+
+def is_probed(plan: Plan, step: int, first_step: int) -> bool:
+    """Whether a step, counted from 0, is probed: the first of a start; steps 2, 4, 8, ...; the
+    first of each epoch up to the eighth; those after evaluations 1, 2, 4, 8, ...
+    """
+    epochs, of_epoch = divmod(step, plan.order.steps_per_epoch)
+    evaluations, since = divmod(step, plan.every.evaluate or plan.steps + 1)
+    return (
+        step == first_step
+        or _is_power(step + 1)
+        or (not of_epoch and epochs < _EPOCHS)
+        or (not since and _is_power(evaluations))
+    )
+
+
+def next_probe(plan: Plan, rule: SentinelRule | None, step: int) -> int:
+    """The first step after this one that is probed, or that the sentinel checks."""
+    between, of_epoch = plan.every.evaluate, plan.order.steps_per_epoch
+    following = [(1 << (step + 1).bit_length()) - 1]
+    if (epoch := step // of_epoch + 1) < _EPOCHS:
+        following.append(epoch * of_epoch)
+    if between:
+        following.append(between << (step // between).bit_length())
+    if rule is not None:
+        following.append(((step + 1) // rule.every + 1) * rule.every - 1)
+    return min(following)
+
+
+def _is_power(number: int) -> bool:
+    """Whether it is 1, 2, 4, 8, ..."""
+    return number > 0 and not number & (number - 1)
 
 
 def alike(plan: Plan) -> list[list[int]]:
@@ -158,7 +191,7 @@ class CheckedGradient:
 
         RunError: train.on_sentinel is stop.
         """
-        cause, remedy = self._cause(finding, times), self._remedy(finding)
+        cause, remedy = self.cause(finding, times), self._remedy(finding)
         if self.rule.on_difference == "stop":
             where = "train.sentinel"
             if finding.kind == "lasting":
@@ -177,7 +210,8 @@ class CheckedGradient:
             "arrays": [self.names[place] for place in finding.arrays],
         }
 
-    def _cause(self, finding: Finding, times: Sequence[int]) -> str:
+    def cause(self, finding: Finding, times: Sequence[int]) -> str:
+        """What differs, where, in words."""
         ids = some([str(sample) for sample in self.ids], _SHOWN)
         first, more = self.names[finding.arrays[0]], len(finding.arrays) - 1
         what = f"the gradient of {first}" + (f" (and of {more} more arrays)" if more else "")
