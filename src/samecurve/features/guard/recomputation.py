@@ -1,6 +1,6 @@
-"""Before a step every device computes the gradient of one of the step's microbatches, which the step
-itself computes once more; all hashes must be equal. Where a plan gives the same bits, probes do so;
-train.sentinel asks for more of it, to find devices that compute wrong.
+"""The gradient of one microbatch, computed by every device before the step that computes it, too:
+all hashes must be equal. Probes do so where a plan gives the same bits; train.sentinel asks for
+more of it, to find devices that compute wrong.
 
 Gradients are hashed as backward gives them, before anything is added up. So the gradient that is
 trained with is checked, too, and devices that compute side by side take no longer than one.
@@ -264,7 +264,7 @@ class Recomputation:
         if comm.group is None:
             return []
         texts = texts_of_all(comm, socket.gethostname().encode(), self._setup.device)
-        hosts = [text.decode() for text in texts for _ in self._own_devices]
+        hosts = [text.decode() for text in texts for _ in self._plan.layout.devices_of(comm.rank)]
         return hosts if len(set(hosts)) > 1 else []
 
 

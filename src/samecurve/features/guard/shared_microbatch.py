@@ -9,6 +9,7 @@ import torch
 
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round, TrialRows
+from samecurve.errors import RunError
 from samecurve.features.guard.verdict import Choice
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
@@ -45,8 +46,14 @@ def shared(step: TrainingStep, batch: Batch[list[Round]], choice: Choice) -> Mic
     if comm.group is None:
         assert own is not None
         return own
-    (text,) = filter(None, texts_of_all(comm, _described(own) if own else b"", device))
-    described = json.loads(text)
+    texts = list(filter(None, texts_of_all(comm, _described(own) if own else b"", device)))
+    if len(texts) != 1:
+        raise RunError(
+            f"{len(texts)} ranks have microbatch {choice.number + 1} of step {batch.step + 1}: they"
+            " hold other plans, or data",
+            "look at what each host has: the version, the config, the data (samecurve check)",
+        )
+    described = json.loads(texts[0])
     sizes = [number_of_bytes for *_, number_of_bytes in described["arrays"].values()]
     packed = torch.empty(sum(sizes), dtype=torch.uint8)
     if own:

@@ -20,8 +20,8 @@ from samecurve.torch_engine.step.setup import EngineSetup
 # float64 [1 + DIRECTIONS] by the parameter's name: the sum of squares, and the projections
 Digests = dict[str, torch.Tensor]
 DIRECTIONS = 4
-_CHUNK = 1 << 12  # numbers that have directions of their own
-_ROWS = 1 << 10  # chunks that have signs of their own
+_CHUNK = 1 << 10  # numbers that have directions of their own
+_ROWS = 1 << 8  # chunks that have signs of their own
 _AT_ONCE = 1 << 22  # numbers that are made float64 at once
 
 
@@ -39,8 +39,8 @@ def digest(gradient: torch.Tensor) -> torch.Tensor:
         wide = part.double()
         total[0] += wide.dot(wide)
         even = len(wide) // _CHUNK * _CHUNK
-        rows = wide[:even].view(-1, _CHUNK) @ directions
-        total[1:] += (rows * signs[: len(rows)]).sum(0)
+        for rows in torch.split(wide[:even].view(-1, _CHUNK), _ROWS):
+            total[1:] += ((rows @ directions) * signs[: len(rows)]).sum(0)
         total[1:] += (wide[even:] @ directions[: len(wide) - even]) * signs[-1]
     return total
 
@@ -65,16 +65,17 @@ def gradients_of(
     """
     strategy, model = setup.strategy, setup.strategy.models[0]
     strategy.reset()
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    parameters = list(named.values())
     if setup.plan.layout.shards == 1:
-        total = loss_sum(strategy.call)
-        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+        total = loss_sum(strategy.call)  # it may freeze layers until some step
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        gradients = torch.autograd.grad(total, list(named.values()), allow_unused=True)
         return {
             name: digest(gradient)
             for name, gradient in zip(named, gradients, strict=True)
             if gradient is not None
         }
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
     strategy.begin_step(parameters, setup.comm.world_size)  # a microbatch for each rank
     try:
         strategy.begin_microbatch(0, microbatch, is_last=True)

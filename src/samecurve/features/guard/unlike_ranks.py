@@ -25,8 +25,8 @@ _GRADIENT = "its gradient"
 def error_between_ranks(
     setup: EngineSetup, tried: Tried, samples: Sequence[int], number_format: Format
 ) -> UserError | None:
-    """The error of a loss, of a mean beside it or of a gradient that ranks have computed of the same
-    samples, and that is not the same on all. All ranks call it together.
+    """The error of a loss, of a mean beside it or of a gradient: all ranks have computed it of the
+    same samples, and one has got another. All ranks call it together.
     """
     if setup.comm.world_size == 1:
         return None
@@ -41,10 +41,8 @@ def error_between_ranks(
             one, two = first.get(name), other.get(name)
             if one and two and _agree(name, one, two, number_format):
                 continue
-            what = "the loss" if name in {"loss", _GRADIENT} else f'"{name}", logged beside it,'
-            shown = "another gradient than on rank 0" if name == _GRADIENT else _shown(one, two)
             ids = ", ".join(map(str, samples))
-            return unlike_error(setup, f"{what} of samples {ids} is on rank {rank} {shown}")
+            return unlike_error(setup, _cause(name, f"samples {ids}", rank, one, two))
     return None
 
 
@@ -57,12 +55,22 @@ def _agree(name: str, one: Sequence[float], two: Sequence[float], number_format:
     return not math.isfinite(largest) or off <= GRADIENTS[number_format] * largest
 
 
-def _shown(one: Sequence[float] | None, two: Sequence[float] | None) -> str:
-    values = [
-        each and number_text(each[0] / each[1] if each[1] else each[0]) for each in (two, one)
-    ]
-    here, there = (value or "absent" for value in values)
-    return f"{here}, and {there} on rank 0" if here != there else "another one than on rank 0"
+def _cause(
+    name: str,
+    samples: str,
+    rank: int,
+    one: Sequence[float] | None,
+    two: Sequence[float] | None,
+) -> str:
+    """In words. one, two: what ranks 0 and `rank` have got; None: nothing of that name"""
+    if name == _GRADIENT:
+        return f"{samples} give another gradient on rank {rank} than on rank 0"
+    what = "the loss" if name == "loss" else f'"{name}", logged beside the loss,'
+    means = [one and one[0] / (one[1] or 1), two and two[0] / (two[1] or 1)]
+    first, other = ("absent" if mean is None else number_text(mean) for mean in means)
+    if first == other:
+        return f"{what} of {samples} is another one on rank {rank} than on rank 0"
+    return f"{what} of {samples} is {first} on rank 0, and {other} on rank {rank}"
 
 
 def unlike_error(setup: EngineSetup, cause: str) -> UserError:
