@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from live_bytes import LiveBytes
 from samecurve import Mean
 from samecurve.core.config.sections import Config
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.split_check.trial_conditions import moved_weights
 from worlds import Pool
 

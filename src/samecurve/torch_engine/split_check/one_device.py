@@ -19,13 +19,13 @@ from samecurve.core.split_check import GRADIENTS, SURE, compare_gradients, compa
 from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import ModelBuilder
-from samecurve.torch_engine.optimizers.optimizer import own_part
+from samecurve.torch_engine.optimizers import own_part
 from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
 from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, Tried
 from samecurve.torch_engine.split_check.written_weights import WeightBits, write_error
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 
 _LARGEST = 200_000_000  # parameters of a model that is computed whole
 _ROOM = 4  # copies of the weights for which a GPU must have memory

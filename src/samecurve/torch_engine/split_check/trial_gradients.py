@@ -9,7 +9,7 @@ import torch
 
 from samecurve.core.protocols import MicroBatch
 from samecurve.core.split_check import GradientNorms
-from samecurve.torch_engine.optimizers.optimizer import own_part
+from samecurve.torch_engine.optimizers import own_part
 from samecurve.torch_engine.step.setup import EngineSetup
 
 Gradients = dict[str, torch.Tensor]  # by the parameter's name; of sharded ones this process's part

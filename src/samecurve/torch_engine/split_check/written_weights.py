@@ -13,10 +13,10 @@ import torch
 from samecurve.core.protocols import Batch, Round
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 
 VERSION = attrgetter("_version")
 _CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted

@@ -9,10 +9,10 @@ from torch import nn
 from samecurve.core.evaluation import SumSpecs
 from samecurve.core.protocols import Arrays, Progress
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.step.setup import EngineSetup, MakeOptimizer, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
-from samecurve.torch_engine.strategies.base import Materialize
+from samecurve.torch_engine.strategies import Materialize
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.split_check.trials import Trials

@@ -22,9 +22,9 @@ from samecurve.core.determinism.microbatches import subtrees
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.model.sharded_parameter import ShardedParameter
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, end_group
-from samecurve.torch_engine.strategies.base import Materialize, Strategy
+from samecurve.torch_engine.strategies import Materialize, Strategy
 from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
 from samecurve.torch_engine.strategies.reducers.tree_exchange import without_negative_zeros
 from samecurve.torch_engine.strategies.row_norm import RowSquares, norm_of_rows
