@@ -16,7 +16,7 @@ from live_bytes import LiveBytes
 from samecurve import Mean
 from samecurve.core.config.sections import Config
 from samecurve.features.guard.trial_conditions import moved_weights
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from worlds import Pool
 
 WIDTH, LAYERS = 128, 16

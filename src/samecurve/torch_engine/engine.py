@@ -35,7 +35,7 @@ from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.model.model_builder import ModelBuilder, all_given
 from samecurve.torch_engine.model.model_setup import IsGiven, run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
-from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
+from samecurve.torch_engine.optimizers import hidden_matrices, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import (
@@ -60,7 +60,7 @@ from samecurve.torch_engine.users_code.code_places import has_users_code
 if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
-    from samecurve.torch_engine.strategies.base import Materialize
+    from samecurve.torch_engine.strategies import Materialize
 
 
 class TorchEngine:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from samecurve.features.guard.split_errors import Place
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.users_code.code_places import caller, kind_of, site_of
 
 # what the result of a call is to the samples

@@ -12,9 +12,9 @@ import torch
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 
 VERSION = attrgetter("_version")
 _CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted

@@ -16,7 +16,7 @@ from torch import nn
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate, local_view
+from samecurve.torch_engine.optimizers import OptimizerParam, OptimizerUpdate, local_view
 from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 from samecurve.units import first_and_count
 

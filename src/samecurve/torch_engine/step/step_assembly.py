@@ -8,7 +8,7 @@ from functools import partial
 
 from samecurve.core.feature_list import spec_of
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import (
+from samecurve.torch_engine.optimizers import (
     BuiltInOptimizer,
     HostCopyParam,
     JoinedOptimizers,
