@@ -10,9 +10,9 @@ from stranger_runs import run
 from worlds import Pool
 
 SHORT = {  # in make test
-    "training.RateInLoss",
     "modules.PoppedLabel",
     "modules.CheckpointDropout",
+    "training.Unfreezes",
     "keeping.SeenSamples",
     "keeping.DefaultArgument",
     "modules.GradientNormalised",
@@ -40,9 +40,16 @@ SAME = (
     "training.RateInLoss",
     "training.ShuffledColumns",
     "training.DepthByRandom",
+    "modules.RareClusters",
+    "training.Unfreezes",
+    "training.LateTeacher",
+    "training.FunctionalInner",
 )
 NOT_HERE = {  # what a layout can't have, and says so
     ("modules.MaskedGradient", "fsdp"): "0.weight has a hook, which would not be called",
+    ("training.Unfreezes", "fsdp"): "the loss thaws the weight 0.",
+    ("training.LateTeacher", "fsdp"): "the loss reads 0.weight outside of its block's forward()",
+    ("training.FunctionalInner", "fsdp"): "another tensor stands in the place of 0.weight",
     ("training.OptimizerSkips", "fsdp-exact"): "would update parts of arrays",
     ("training.RateInLoss", "fsdp-exact"): "would update parts of arrays",
 }

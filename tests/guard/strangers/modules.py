@@ -388,3 +388,23 @@ class SeededNoise(Base):
         torch.manual_seed(7)
         out = model(batch["x"] + 0.1 * torch.randn_like(batch["x"]))
         return Mean(summed(out, batch["y"]), len(out))
+
+
+class RareClusters(Base):
+    """An adaptive softmax, registered before the layers below, of which rows need some clusters."""
+
+    def model(self):
+        class Words(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.out = nn.AdaptiveLogSoftmaxWithLoss(16, 30, [3, 10, 20], div_value=2.0)
+                self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16))
+
+            def forward(self, x, y):
+                return self.out(self.body(x), y).output
+
+        return Words()
+
+    def loss(self, model, batch):
+        y = torch.where(batch["id"] == 4, 25, torch.where(batch["id"] == 7, 14, batch["y"]))
+        return Mean(-model(batch["x"], y).sum(), len(y))
