@@ -1,6 +1,6 @@
 """What gathers and sums the groups of a model, as blocks, autograd and the strategy call it."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from samecurve.errors import UserError
@@ -55,6 +55,57 @@ class Gathers(Protocol):
 
     def reset(self) -> None:
         """Go back to before the first pass."""
+
+
+class GatherOrderError(UserError):
+    """What a pass asks for does not come in the order that the first pass has found."""
+
+
+def another_order(titles: Sequence[str]) -> UserError:
+    """The error of blocks that are called in another order."""
+    return GatherOrderError(
+        f"fsdp: {' or '.join(titles)} is called in another order by some ranks than by others,"
+        " or than in the first step, and its weights are gathered by all ranks together",
+        "call the blocks in one order in every forward pass; put them in a block that is always"
+        " called; or --strategy ddp",
+        "model",
+    )
+
+
+def another_read(name: str) -> UserError:
+    """The error of a weight that code outside of its block reads in some steps only."""
+    return GatherOrderError(
+        f"fsdp: the loss reads {name} outside of its block's forward() (copy.deepcopy of a model"
+        " does), and has not done so in the first step: all ranks gather weights in the order that"
+        " the first step has found",
+        "read it in every step; a copy of the model, as a teacher: make it in model(), and give it"
+        " the weights in after_step(self, model, step); or --strategy ddp",
+        "model",
+    )
+
+
+def another_frozen(name: str, *, is_frozen: bool) -> UserError:
+    """The error of a weight that the loss freezes or thaws. is_frozen: what it is now"""
+    what = "freezes" if is_frozen else "thaws"
+    return GatherOrderError(
+        f"fsdp: the loss {what} the weight {name} (requires_grad_), and the order in which all"
+        " ranks gather and sum weights is that of the steps before",
+        "--strategy ddp, where a loss may freeze weights until some step; or two runs, the second"
+        " with --init-from, each with what it freezes in model()",
+        "model",
+    )
+
+
+def replaced(name: str) -> UserError:
+    """The error of a weight in whose place the block would be called with another tensor."""
+    return UserError(
+        f"fsdp: another tensor stands in the place of {name} as its block is called"
+        " (torch.func.functional_call puts it there), and the block would compute with its own"
+        " weight",
+        "--strategy ddp, which computes with the other tensor; or functions of torch in place of"
+        " the block's call: F.linear(x, weight, bias)",
+        "model",
+    )
 
 
 def late_gradient(group: WeightGroup) -> UserError:

@@ -199,6 +199,10 @@ class WeightGroup:
                 weight.whole.requires_grad_(weight.standing.requires_grad)
             weight.put(weight.whole)
 
+    def replaced(self) -> str:
+        """The first weight in whose place another tensor stands, by name; '': none."""
+        return next((weight.name for weight in self.weights if weight.is_replaced), "")
+
     def swap_out(self) -> None:
         if not self._is_in:
             return

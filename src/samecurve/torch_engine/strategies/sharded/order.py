@@ -8,7 +8,7 @@ what the others do: it gathers the group without using it, and adds zeros to its
 The first pass is made in lockstep: before each gather the ranks agree on what comes next. Later
 passes follow the order that it has found, each group's sum at its place in that order. If ranks
 went different ways, or skipped blocks, the order is that of the blocks' numbers; a model that calls
-them otherwise goes on in lockstep.
+them otherwise goes on in lockstep, and so does one that has called no block of a list yet.
 
 A group that a function has called several times in one pass stays whole until the pass ends, from
 the next training pass of that function on: a model that works through its rows in chunks calls
@@ -17,6 +17,7 @@ blocks now more often, now less.
 
 from collections import Counter
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -25,7 +26,13 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.sharded.gathers import Key, Sums, late_gradient
+from samecurve.torch_engine.strategies.sharded.gathers import (
+    Key,
+    Sums,
+    another_frozen,
+    another_order,
+    late_gradient,
+)
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
 from samecurve.torch_engine.strategies.sharded.skipped_blocks import ListOwners, skipped_blocks
@@ -39,12 +46,14 @@ class Order:
 
     sums_at: groups that are summed once the backward pass has begun a gather, by its place
     stays: the group that stays whole from the end of the forward pass, as backward needs it first
+    frozen: the names of the trained weights that the loss had frozen
     """
 
     forward: list[int]
     backward: list[int]
     sums_at: dict[int, list[int]]
     stays: int | None
+    frozen: AbstractSet[str] = frozenset()
 
 
 @dataclass
@@ -239,10 +248,10 @@ class GatherOrder:
         events = now.events
         if now.at == len(events):
             if number != _END:
-                raise self._disagreement([number])
+                raise self._disagreement(now, [number])
             return _END
         if number != _END and number not in events[now.at :]:
-            raise self._disagreement([number, events[now.at]])
+            raise self._disagreement(now, [number, events[now.at]])
         due, place = events[now.at], now.at
         now.at += 1
         group = self._groups[due]
@@ -336,6 +345,8 @@ class GatherOrder:
             if not (now.repeated or skipped or now.has_diverged):
                 self._orders[now.key] = Order(now.forward, [], {}, None)
             return
+        if skipped - self._skipped(called, ()):
+            return  # nobody has seen yet where the blocks of such a list are called
         forward, backward = now.forward, now.backward
         if skipped or now.has_diverged:
             in_turn = [number for number in forward if number in called]
@@ -384,14 +395,15 @@ class GatherOrder:
         for number, following in pairwise(in_turn):
             if self._groups[number].trained and number not in left_out:
                 sums_at.setdefault(backward.index(following), []).append(number)
-        return Order(forward, backward, sums_at, stays)
+        return Order(forward, backward, sums_at, stays, self._frozen())
 
-    def _disagreement(self, numbers: Sequence[int]) -> UserError:
-        titles = sorted({self._titles[number] for number in numbers})
-        return UserError(
-            f"fsdp: {' or '.join(titles)} is called in another order by some ranks than by others,"
-            " or than in the first step, and its weights are gathered by all ranks together",
-            "call the blocks in one order in every forward pass; put them in a block that is always"
-            " called; or --strategy ddp",
-            "model",
-        )
+    def _frozen(self) -> set[str]:
+        """The names of the trained weights that the loss has frozen."""
+        trained = [weight for group in self._in_sum_order for weight in group.trained]
+        return {weight.name for weight in trained if not weight.whole.requires_grad}
+
+    def _disagreement(self, now: _Pass, numbers: Sequence[int]) -> UserError:
+        frozen = self._frozen()
+        if now.order is not None and (changed := sorted(frozen ^ now.order.frozen)):
+            return another_frozen(changed[0], is_frozen=changed[0] in frozen)
+        return another_order(sorted({self._titles[number] for number in numbers}))

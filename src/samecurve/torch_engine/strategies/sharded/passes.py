@@ -12,7 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samecurve.torch_engine.model.saved_weights import unchanged, with_version
-from samecurve.torch_engine.strategies.sharded.gathers import Gathers
+from samecurve.torch_engine.strategies.sharded.gathers import (
+    GatherOrderError,
+    Gathers,
+    another_read,
+    replaced,
+)
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
 from samecurve.torch_engine.strategies.sharded.weight import Weight
@@ -82,7 +87,10 @@ class WeightReads:
             return None
         if not order.is_backward:
             group.is_held = True
-        self._need(group)
+        try:
+            self._need(group)
+        except GatherOrderError as error:
+            raise another_read(weight.name) from error
         if order.is_backward:
             group.swap_in()
         return weight.whole
@@ -120,6 +128,8 @@ class WeightReads:
         if order is None or not order.is_at_work:
             return
         for group in groups:
+            if name := group.replaced():
+                raise replaced(name)
             self._need(group)
             group.swap_in()
 

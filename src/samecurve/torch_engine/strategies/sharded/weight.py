@@ -87,6 +87,13 @@ class Weight:
             return tuple(self.shape)
         return (len(self.rows_of(place, shards)), *self.shape[1:])
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a tensor of somebody else's stands in the module."""
+        module, name = self.places[0]
+        now = module._parameters.get(name)  # noqa: SLF001 - getattr() takes ten times as long
+        return now is not self.standing and now is not self.whole
+
     def put(self, parameter: nn.Parameter) -> None:
         """Let a parameter stand in the modules that have this weight."""
         for module, name in self.places:

@@ -1,0 +1,118 @@
+"""Losses as strangers write them, in corners of Python and torch: each gives the curve of one
+device on several, or is refused with the cause.
+"""
+
+from pathlib import Path
+
+import pytest
+from stranger_runs import run
+
+from worlds import Pool
+
+SHORT = {  # in make test
+    "modules.PoppedLabel",
+    "modules.CheckpointDropout",
+    "training.Unfreezes",
+    "keeping.SeenSamples",
+    "keeping.DefaultArgument",
+    "modules.GradientNormalised",
+}
+SAME = (
+    "keeping.LruCache",
+    "keeping.LogFile",
+    "keeping.RankFromGroup",
+    "keeping.WorldMean",
+    "keeping.SetOrder",
+    "keeping.StepSmoothing",
+    "modules.RowGradientClip",
+    "modules.MaskedGradient",
+    "modules.Parametrized",
+    "modules.WeightNorm",
+    "modules.Pruned",
+    "modules.CheckpointDropout",
+    "modules.InPlaceInput",
+    "modules.PoppedLabel",
+    "modules.CustomOp",
+    "modules.Adversarial",
+    "modules.EvalTarget",
+    "modules.SeededNoise",
+    "training.OptimizerSkips",
+    "training.RateInLoss",
+    "training.ShuffledColumns",
+    "training.DepthByRandom",
+    "modules.RareClusters",
+    "training.Unfreezes",
+    "training.LateTeacher",
+    "training.FunctionalInner",
+)
+NOT_HERE = {  # what a layout can't have, and says so
+    ("modules.MaskedGradient", "fsdp"): "0.weight has a hook, which would not be called",
+    ("training.Unfreezes", "fsdp"): "the loss thaws the weight 0.",
+    ("training.LateTeacher", "fsdp"): "the loss reads 0.weight outside of its block's forward()",
+    ("training.FunctionalInner", "fsdp"): "another tensor stands in the place of 0.weight",
+    ("training.OptimizerSkips", "fsdp-exact"): "would update parts of arrays",
+    ("training.RateInLoss", "fsdp-exact"): "would update parts of arrays",
+}
+REFUSED = {  # before the first step of ddp on two devices
+    "keeping.ClassVariable": "a variable of a module, a class or a function",
+    "keeping.ModuleGlobal": "a variable of a module, a class or a function",
+    "keeping.LastLossFile": "a clock, a file, a cache",
+    "keeping.WallClock": "a clock, a file, a cache",
+    "keeping.BackgroundThread": "the loss gives the sum",
+    "keeping.DefaultArgument": "a variable of a module, a class or a function",
+    "keeping.HardQueue": "a variable of a module, a class or a function",
+    "keeping.OwnNumpyGenerator": "self.rng.beta draws numbers that follow no sample",
+    "keeping.SeenSamples": "attribute task.seen is changed in each forward pass",
+    "modules.RunningNorm": "attribute model.deviation is changed in each forward pass",
+    "modules.CheckpointCount": "attribute model.calls is changed in each forward pass",
+    "modules.HiddenBuffer": "changes buffer mean by the samples that it sees",
+    "modules.GradientNormalised": "a hook of a tensor takes part in the backward pass",
+    "modules.ClampedGradient": "a hook of 0.weight takes part in the backward pass",
+    "modules.ClampedAfterAccumulation": "a hook of 0.weight is called after each backward pass",
+    "modules.MixingOp": "strangers.centred.default makes the numbers of a sample depend on",
+    "training.NumpyShuffle": "Tensor.__getitem__ makes the numbers of a sample depend on",
+    "training.EverySeventh": "the loss at step 5",
+    "training.SharpnessAware": "the loss gives the sum",
+}
+
+
+def cases(names: tuple[str, ...]) -> list[object]:
+    marks = [pytest.mark.long]  # minutes in all; make test has some of them
+    return [pytest.param(name, marks=[] if name in SHORT else marks) for name in names]
+
+
+@pytest.mark.parametrize("case", cases(SAME))
+def test_a_harmless_loss_gives_one_curve(case: str, pool: Pool, tmp_path: Path) -> None:
+    expected = run(pool, tmp_path, case, "one")
+    assert not expected.error
+    for layout in ("parts", "ddp", "fsdp"):
+        outcome = run(pool, tmp_path, case, layout)
+        if said := NOT_HERE.get((case, layout)):
+            assert said in outcome.error
+        else:
+            assert not outcome.error
+            assert outcome.losses == pytest.approx(expected.losses, rel=1e-12)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", SAME)
+def test_a_harmless_loss_gives_the_same_bits(case: str, pool: Pool, tmp_path: Path) -> None:
+    expected = run(pool, tmp_path, case, "one", exact=True)
+    assert not expected.error
+    for layout in ("ddp", "fsdp"):
+        outcome = run(pool, tmp_path, case, layout, exact=True)
+        said = NOT_HERE.get((case, f"{layout}-exact")) or NOT_HERE.get((case, layout))
+        if said:
+            assert said in outcome.error
+        else:
+            assert not outcome.error
+            assert outcome.losses == expected.losses
+
+
+@pytest.mark.parametrize("case", cases(tuple(REFUSED)))
+def test_a_loss_that_follows_the_devices_is_refused(case: str, pool: Pool, tmp_path: Path) -> None:
+    outcome = run(pool, tmp_path, case, "ddp")
+    assert REFUSED[case] in outcome.error
+    assert "remedy: " in outcome.error
+    assert outcome.where.partition(":")[0].endswith((f"{case.partition('.')[0]}.py", "common.py"))
+    assert not outcome.losses
