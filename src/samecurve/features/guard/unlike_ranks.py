@@ -66,8 +66,9 @@ def _cause(
     if name == _GRADIENT:
         return f"{samples} give another gradient on rank {rank} than on rank 0"
     what = "the loss" if name == "loss" else f'"{name}", logged beside the loss,'
-    means = [one and one[0] / (one[1] or 1), two and two[0] / (two[1] or 1)]
-    first, other = ("absent" if mean is None else number_text(mean) for mean in means)
+    first, other = (
+        number_text(each[0] / (each[1] or 1)) if each else "absent" for each in (one, two)
+    )
     if first == other:
         return f"{what} of {samples} is another one on rank {rank} than on rank 0"
     return f"{what} of {samples} is {first} on rank 0, and {other} on rank {rank}"
