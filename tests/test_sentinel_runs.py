@@ -168,8 +168,8 @@ def test_a_bit_of_the_gradient_that_the_step_trains_with_is_found(
 ) -> None:
     """One microbatch a rank: the second backward pass of a rank in a step is the step's own."""
     plan = train(tmp_path / "plain", "ddp:3").plan
-    owner = choose(plan, 8, 3).device
-    text, code = train(tmp_path / "hit", "ddp:3", Flip(owner, 8, time=1), every=9)
+    owner = choose(plan, 10, 3).device
+    text, code = train(tmp_path / "hit", "ddp:3", Flip(owner, 10, time=1), every=11)
     assert f"transient: rank {owner} computed it " in text
     assert code == START_AGAIN
 
