@@ -12,14 +12,11 @@ from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.errors import FAULTY_DEVICE, START_AGAIN, RunError, UserError
-from samecurve.features.guard import SentinelRule
+from samecurve.features.guard import Choice, SentinelRule, choose, is_due
 from samecurve.features.guard.verdict import (
     CheckedGradient,
-    Choice,
     Finding,
     alike,
-    choose,
-    is_due,
     judge,
 )
 from samecurve.observe.plan_text import banner

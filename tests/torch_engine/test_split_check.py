@@ -28,7 +28,7 @@ from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.users_code.code_places import kind_of, shown_path
+from samecurve.torch_engine.users_code import kind_of, shown_path
 from samecurve.torch_engine.users_code.side_effects import Attributes
 from tiny import MACHINE, config_of
 from worlds import Pool

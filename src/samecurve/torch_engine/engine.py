@@ -55,7 +55,7 @@ from samecurve.torch_engine.step.step_assembly import make_training_step, make_u
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.step.training_step import Step
 from samecurve.torch_engine.strategies import make_strategy
-from samecurve.torch_engine.users_code.code_places import has_users_code
+from samecurve.torch_engine.users_code import has_users_code
 
 if TYPE_CHECKING:
     from samecurve.core.events import Event

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from samecurve.features.guard.split_errors import Place
-from samecurve.torch_engine.users_code.code_places import kind_of, place_of
+from samecurve.torch_engine.users_code import kind_of, place_of
 
 
 def accumulated_hook(model: nn.Module) -> Place | None:

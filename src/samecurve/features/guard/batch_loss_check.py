@@ -19,7 +19,7 @@ from samecurve.features.whole_batch.gathered_features import Features
 from samecurve.torch_engine.randomness.microbatch_context import seed_host
 from samecurve.torch_engine.step.precision import current_device
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.users_code.code_places import place_of_method
+from samecurve.torch_engine.users_code import place_of_method
 from samecurve.torch_engine.users_code.side_effects import counters_in
 
 _HOST = {"numpy", "Python"}  # generators that are seeded by the step, where batch_loss() draws

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from samecurve.features.guard.split_errors import Place
 from samecurve.torch_engine.optimizers import local_view
-from samecurve.torch_engine.users_code.code_places import caller, kind_of, site_of
+from samecurve.torch_engine.users_code import caller, kind_of, site_of
 
 # what the result of a call is to the samples
 Label = Literal["rows", "added up", "constant", "reduced", "pairs", "mixed", "unknown"]

@@ -20,14 +20,11 @@ from jax.stages import Wrapped
 from samecurve.core.determinism.data_order import by_length
 from samecurve.core.events import Event
 from samecurve.core.protocols import Batch, TrialRows
-from samecurve.features.guard import SentinelRule
+from samecurve.features.guard import Choice, SentinelRule, choose, is_due
 from samecurve.features.guard.verdict import (
     CheckedGradient,
-    Choice,
     Row,
     alike,
-    choose,
-    is_due,
     judge,
 )
 from samecurve.jax_engine.array_types import Arrays

@@ -18,17 +18,16 @@ from torch.utils.hooks import RemovableHandle
 
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
-from samecurve.features.guard import SentinelRule
+from samecurve.features.guard import Choice, SentinelRule
 from samecurve.features.guard.shared_microbatch import copy_of, find
-from samecurve.features.guard.undone import undone
 from samecurve.features.guard.unlike_ranks import unlike_error
-from samecurve.features.guard.verdict import CheckedGradient, Choice, Row, alike, judge
+from samecurve.features.guard.verdict import CheckedGradient, Row, alike, judge
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.precision import in_precision, on_device
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.users_code.code_places import has_users_code
-from samecurve.torch_engine.users_code.side_effects import Buffers
+from samecurve.torch_engine.users_code import has_users_code
+from samecurve.torch_engine.users_code.side_effects import Buffers, undone
 
 Hashes = dict[str, torch.Tensor]  # of a gradient's arrays, by name
 

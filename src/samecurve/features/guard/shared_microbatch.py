@@ -10,7 +10,7 @@ import torch
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round, TrialRows
 from samecurve.errors import RunError
-from samecurve.features.guard.verdict import Choice
+from samecurve.features.guard import Choice
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.step.training_step import TrainingStep

@@ -47,7 +47,7 @@ from samecurve.features.guard.additivity import (
     rows_of_odd_weight,
     steps_tried,
 )
-from samecurve.features.guard.judge import Drawn, Judge, Observed
+from samecurve.features.guard.judge import Drawn, Judge, Observed, error_between_ranks
 from samecurve.features.guard.trials import (
     RAISED,
     Rows,
@@ -57,7 +57,6 @@ from samecurve.features.guard.trials import (
     three_parts,
     two_parts,
 )
-from samecurve.features.guard.unlike_ranks import error_between_ranks
 from samecurve.features.guard.written_weights import (
     FrozenWeights,
     WeightBits,
@@ -327,7 +326,7 @@ class SplitCheck:
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
         """Whether a method that a feature calls after an update reads one of these attributes."""
         for method in (hooks.calls for hooks in self._setup.features.values() if hooks.calls):
-            from samecurve.torch_engine.users_code.code_places import names_read
+            from samecurve.torch_engine.users_code import names_read
 
             read = names_read(self._setup.task, method)
             for name in names:
@@ -355,7 +354,7 @@ class SplitCheck:
     def _explained(self, name: str, reader: str, method: str) -> UserError:
         """The error of an attribute. method: of the task, which reads it."""
         from samecurve.features.guard.split_errors import explain_kept
-        from samecurve.torch_engine.users_code.code_places import place_of_method
+        from samecurve.torch_engine.users_code import place_of_method
 
         return explain_kept(name, reader, place_of_method(self._setup.task, method))
 

@@ -13,12 +13,9 @@ first matters, on the state that the run really has.
 import torch
 
 from samecurve.core.protocols import Batch, MicroBatch, Round
-from samecurve.features.guard import SentinelRule
-from samecurve.features.guard.recomputation import Recomputation
+from samecurve.features.guard import SentinelRule, choose, is_due, is_probed, next_probe
 from samecurve.features.guard.shared_microbatch import rows_of, shared
 from samecurve.features.guard.split_check import SplitCheck
-from samecurve.features.guard.undone import undone
-from samecurve.features.guard.verdict import choose, is_due, is_probed, next_probe
 from samecurve.features.guard.written_weights import (
     VERSION,
     FrozenWeights,
@@ -28,6 +25,7 @@ from samecurve.features.guard.written_weights import (
     write_error,
 )
 from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.torch_engine.users_code.side_effects import undone
 
 
 class StepGuard:
@@ -105,6 +103,8 @@ class StepGuard:
         if in_parts:
             self._try_parts(microbatch, batch)
         if recomputes:
+            from samecurve.features.guard.recomputation import Recomputation
+
             rule = self._rule if is_due_by_rule else None
             Recomputation(self._step, rule, batch, choice, microbatch)
 

@@ -49,7 +49,7 @@ class NarrowestFormat(TorchFunctionMode):
 
     def _note(self, function: Any) -> None:
         from samecurve.features.guard.blamed_calls import function_name
-        from samecurve.torch_engine.users_code.code_places import caller, site_of
+        from samecurve.torch_engine.users_code import caller, site_of
 
         self.function, self.where = function_name(function), site_of(caller(), None).where
 

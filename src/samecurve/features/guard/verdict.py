@@ -1,9 +1,7 @@
-"""Which microbatch of a step is computed again, and what it means if the bits of its gradient are
-not the same each time.
+"""What it means if the bits of a gradient are not the same each time that it is computed.
 
 Nothing else sees a device that computes wrong: the sum gives its gradient to all devices alike.
-Each engine computes and hashes; here the microbatch is chosen, hashes are judged, and a difference
-is told in words.
+Each engine computes and hashes; here hashes are judged, and a difference is told in words.
 """
 
 from collections import Counter
@@ -14,81 +12,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import ASK_SAME_BITS, FaultyDeviceError, RunError
-from samecurve.features.guard import SentinelRule
+from samecurve.features.guard import Choice, SentinelRule
 from samecurve.units import join_words, some
 
 Kind = Literal["transient", "lasting", "not deterministic"]
 Row = NDArray[np.int64]  # the hash of each array of a gradient
-_STREAM = 0x73656E74  # keeps the choice apart from other numbers that follow from the seed
 _SHOWN = 8  # samples and devices in a message
-_EPOCHS = 8  # whose first steps are probed
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The microbatch of a step that is computed again.
-
-    number: of the microbatch. device: of the plan, which has it in the step. phase: of the step.
-    """
-
-    number: int
-    device: int
-    phase: int = 0
-
-
-def choose(plan: Plan, step: int, count: int, *, phases: int = 1) -> Choice:
-    """The microbatch of a step, by the seed alone.
-
-    step: counted from 0. count: microbatches of the step. phases: updates in a step
-    """
-    key = step_key(plan.fixed.seed ^ _STREAM, 0, step)
-    number, phase = key % count, key // count % phases
-    devices = range(plan.layout.num_devices)
-    device = next(at for at in devices if number in plan.batch.microbatches_of(count, at))
-    return Choice(number, device, phase)
-
-
-def is_due(rule: SentinelRule | None, step: int, first_step: int) -> bool:
-    """Whether the sentinel checks a step, counted from 0. The first step of a start is checked,
-    too: it tells at once whether the devices and the kernels can be compared.
-    """
-    return rule is not None and (step == first_step or (step + 1) % rule.every == 0)
-
-
-def is_probed(plan: Plan, step: int, first_step: int) -> bool:
-    """Whether a step, counted from 0, is probed: the first of a start; steps 2, 4, 8, ...; the
-    first of each epoch up to the eighth; those after evaluations 1, 2, 4, 8, ...
-    """
-    epochs, of_epoch = divmod(step, plan.order.steps_per_epoch)
-    evaluations, since = divmod(step, plan.every.evaluate or plan.steps + 1)
-    return (
-        step == first_step
-        or _is_power(step + 1)
-        or (not of_epoch and epochs < _EPOCHS)
-        or (not since and _is_power(evaluations))
-    )
-
-
-def next_probe(plan: Plan, rule: SentinelRule | None, step: int) -> int:
-    """The first step after this one that is probed, or that the sentinel checks."""
-    between, of_epoch = plan.every.evaluate, plan.order.steps_per_epoch
-    following = [(1 << (step + 1).bit_length()) - 1]
-    if (epoch := step // of_epoch + 1) < _EPOCHS:
-        following.append(epoch * of_epoch)
-    if between:
-        following.append(between << (step // between).bit_length())
-    if rule is not None:
-        following.append(((step + 1) // rule.every + 1) * rule.every - 1)
-    return min(following)
-
-
-def _is_power(number: int) -> bool:
-    """Whether it is 1, 2, 4, 8, ..."""
-    return number > 0 and not number & (number - 1)
 
 
 def alike(plan: Plan) -> list[list[int]]:

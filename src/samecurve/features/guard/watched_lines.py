@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from samecurve.features.guard.blamed_calls import function_name
 from samecurve.features.guard.split_errors import Place
-from samecurve.torch_engine.users_code.code_places import Site, caller, kind_of, shown_path, site_of
+from samecurve.torch_engine.users_code import Site, caller, kind_of, shown_path, site_of
 from samecurve.torch_engine.users_code.side_effects import GeneratorStates, equal
 
 _GENERATORS = ""  # among what is read: no attribute or buffer has this name

@@ -88,7 +88,7 @@ def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[in
 def thaw_error(setup: EngineSetup, name: str) -> UserError:
     """The error of a weight that the loss thaws."""
     from samecurve.features.guard.split_errors import explain_thawed
-    from samecurve.torch_engine.users_code.code_places import place_of_method
+    from samecurve.torch_engine.users_code import place_of_method
 
     method = "features" if setup.plan.sees_whole_batch else "loss"
     return explain_thawed(name, place_of_method(setup.task, method))
@@ -101,7 +101,7 @@ def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> U
     """
     from samecurve.features.guard.split_errors import explain_written
     from samecurve.features.guard.watched_lines import watch
-    from samecurve.torch_engine.users_code.code_places import place_of_method
+    from samecurve.torch_engine.users_code import place_of_method
     from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
     where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")

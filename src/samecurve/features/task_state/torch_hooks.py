@@ -15,7 +15,7 @@ import torch
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
-from samecurve.torch_engine.users_code.code_places import is_users, names_read, place_of_method
+from samecurve.torch_engine.users_code import is_users, names_read, place_of_method
 from samecurve.torch_engine.users_code.side_effects import Attributes
 
 KEEP_IN_MODEL = (

@@ -1,0 +1,131 @@
+"""The user's code: which files it is in, where a function begins, what it reads, and at which of
+its lines a call stands.
+"""
+
+import inspect
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+import samecurve
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+
+
+class Site(NamedTuple):
+    """The lines from which a call was made, each a file and a number; None: there is none.
+
+    deepest: the innermost line outside of torch and of this program
+    users: the innermost line that is in no library
+    """
+
+    deepest: tuple[str, int] | None
+    users: tuple[str, int] | None
+
+    @property
+    def where(self) -> str:
+        """file:line in the user's code, else in a library; '': in neither."""
+        at = self.users or self.deepest
+        return f"{shown_path(at[0])}:{at[1]}" if at else ""
+
+
+def site_of(frame: FrameType | None, base: FrameType | None, line: int | None = None) -> Site:
+    """The site of the call that a frame makes.
+
+    base: the frame that called the task, where the search ends
+    line: the frame's line at the time of the call, where the frame has gone on since
+    """
+    deepest = None
+    while frame is not None and frame is not base:
+        at = frame.f_code.co_filename, frame.f_lineno if line is None else line
+        kind = kind_of(at[0])
+        if kind != "ours":
+            deepest = deepest or at
+        if kind == "users":
+            return Site(deepest, at)
+        frame, line = frame.f_back, None
+    return Site(deepest, None)
+
+
+def caller() -> FrameType | None:
+    """The frame that called the function which calls caller()."""
+    frame = inspect.currentframe()
+    return frame and frame.f_back and frame.f_back.f_back
+
+
+def place_of_method(task: object, method: str) -> str:
+    """file:line at which a task's method begins."""
+    code = _code(task, method)
+    return place_of(code) if code else "task"
+
+
+def place_of(code: CodeType) -> str:
+    """file:line at which a function begins."""
+    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def names_read(task: object, method: str) -> set[str]:
+    """Names of the attributes and variables in a task's method, and in functions within it."""
+    names, waiting = set(), [_code(task, method)]
+    while waiting:
+        code = waiting.pop()
+        if code is not None:
+            names |= {*code.co_names, *code.co_freevars}
+            waiting += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return names
+
+
+@cache
+def kind_of(filename: str) -> Literal["users", "library", "ours"]:
+    """The owner of a file's code. "ours" includes torch and Python's own library, which draw and
+    mix for others; a task that comes with this program is a library.
+    """
+    if filename.startswith("<") and not filename.startswith("<ipython"):
+        return "ours"
+    path = Path(filename)
+    if path.is_relative_to(Path(torch.__file__).parent):
+        return "ours"
+    own = Path(samecurve.__file__).parent
+    if path.is_relative_to(own):
+        inner = path.relative_to(own).parts
+        is_task = len(inner) > 2 and inner[0] == "tasks" and inner[1] != "adapter"
+        return "library" if is_task else "ours"
+    if any(path.is_relative_to(library) for library in _LIBRARIES):
+        return "library"
+    if not _INSTALLED.isdisjoint(path.parts):  # a user's own, or another environment's
+        return "library"
+    if any(path.is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")):
+        return "ours"
+    return "users"
+
+
+def shown_path(path: str) -> str:
+    """A path relative to the library's or the current directory, where it is within one."""
+    # an environment may lie in the directory where the command was typed
+    for home in (*map(Path, _LIBRARIES), Path.cwd()):
+        if Path(path).is_relative_to(home):
+            return str(Path(path).relative_to(home))
+    return path
+
+
+def _code(task: object, method: str) -> CodeType | None:
+    function = getattr(getattr(task, "task", task), method, None)
+    code: CodeType | None = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code
+
+
+def has_users_code(task: object, model: nn.Module) -> bool:
+    """Whether a class of the task, or of one of the model's modules, is of the user's code."""
+    return any(is_users(type(part)) for part in (getattr(task, "task", task), *model.modules()))
+
+
+def is_users(kind: type) -> bool:
+    """Whether a class is of the user's code."""
+    codes = [getattr(one, "__code__", None) for one in vars(kind).values()]
+    return any(code is not None and kind_of(code.co_filename) == "users" for code in codes)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.users_code.code_places import names_read, place_of_method
+from samecurve.torch_engine.users_code import names_read, place_of_method
 from samecurve.torch_engine.users_code.side_effects import equal
 
 _DEPTH = 3  # objects, lists and dicts within each other
