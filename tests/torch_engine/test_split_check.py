@@ -62,7 +62,7 @@ REFUSED = {  # kind -> what its error says
     "counted_by_list": "attribute model.losses is changed in each forward pass",
     "counted_by_key": "attribute model.log['train.calls'] is changed in each forward pass",
     "late_penalty": "the loss at step 3 gives the sum",
-    "zero_gate": "Tensor.mean takes a statistic over the samples",
+    "zero_gate": "Tensor.mean lets samples see each other: the loss adds up, and its",
     "logged_mean": '"accuracy", logged beside the loss, gives weight 1 for 5 samples',
     "scaled_backward": "Scaled.backward takes part in the backward pass",
     "hooked": "a hook of a tensor takes part in the backward pass",

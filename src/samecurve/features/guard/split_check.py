@@ -12,14 +12,15 @@ For each update phase of a step it tries, in this order, until something is wron
 5. alone: each sample by itself, where weights differ. A sample with nothing to count has weight 0.
 6. kept: attributes of the last microbatch that a later phase, or a call after an update, reads.
 7. hooks: of the user's on accumulated gradients.
-8. moved: a few samples in three parts, with all weights moved a little: the loss, its gradient, and
-   the means that are logged beside it.
+8. gradient: a few samples in three parts: the loss, its gradient, and the means that are logged
+   beside it.
 9. one device: a few samples under a sharded strategy, and with whole weights.
-10. later: a few samples in parts at later steps, where the loss depends on the step; then "moved"
-   at the last of those steps.
+10. later: a few samples in parts at later steps, where the loss depends on the step; then
+   "gradient" at the last of those steps.
 11. what features check: batch_loss(), which every device computes by itself.
 
-No trial may write into a weight.
+No trial may write into a weight. What shows only once weights have moved, behind a gate that begins
+at 0, is found by the first probe (step_guard.py).
 
 trials.py computes the losses, judge.py compares them and shares the error between ranks, and
 diagnosis.py, imported only where something is wrong, finds the line of the user's code. Every rank
@@ -67,7 +68,7 @@ from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.users_code.side_effects import Counter, counters_in, equal
 
-_FEW = 6  # samples that are tried with moved weights and at later steps
+_FEW = 6  # samples of which gradients are tried, and losses at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
 
 
@@ -150,7 +151,7 @@ class SplitCheck:
         error = error or self._error_of_kept(seen.kept)
         error = error or self._judge.shared(self._error_of_hooks())
         if self._is_split:
-            error = error or self._error_with_moved_weights(self._first_step)
+            error = error or self._error_of_gradients_at(self._first_step)
         if not error and self._plan.layout.shards > 1:
             error = self._error_beside_one_device()
         plan = self._plan
@@ -160,7 +161,7 @@ class SplitCheck:
         for step in steps:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
-            error = error or self._error_with_moved_weights(steps[-1])
+            error = error or self._error_of_gradients_at(steps[-1])
         if plan.sees_whole_batch and not error:
             from samecurve.features.guard.batch_loss_check import batch_loss_error
 
@@ -358,7 +359,7 @@ class SplitCheck:
 
         return explain_kept(name, reader, place_of_method(self._setup.task, method))
 
-    # --- hooks, moved, later
+    # --- hooks, gradient, later
 
     def _error_of_hooks(self) -> UserError | None:
         model = self._setup.strategy.models[0]
@@ -371,11 +372,8 @@ class SplitCheck:
         hook = accumulated_hook(model)
         return explain_hook(hook) if hook else None
 
-    def _error_with_moved_weights(self, step: int) -> UserError | None:
-        if not self._trials.is_small():
-            return None
-        with self._trials.with_moved_weights():
-            return self._error_at(step, three_parts, with_gradient=True)
+    def _error_of_gradients_at(self, step: int) -> UserError | None:
+        return self._error_at(step, three_parts, with_gradient=self._trials.is_small())
 
     def _error_at(
         self, step: int, divide: Callable[[Rows], list[Rows]], *, with_gradient: bool

@@ -1,5 +1,5 @@
-"""The conditions under which the split check computes losses: wide number formats, BatchNorm by its
-running statistics, weights moved a little. Each condition holds inside a `with` statement.
+"""The conditions under which the split check computes losses: wide number formats, and BatchNorm by
+its running statistics. Each condition holds inside a `with` statement.
 """
 
 from collections.abc import Iterator
@@ -12,19 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from samecurve.torch_engine.optimizers import own_part
-from samecurve.torch_engine.strategies import Strategy
-
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-# by the format of a number: integers of its size, and how many bits of its fraction may turn
-_TURNED = {
-    torch.float64: (torch.int64, 50),
-    torch.float32: (torch.int32, 21),
-    torch.float16: (torch.int16, 8),
-    torch.bfloat16: (torch.int16, 5),
-}
-_MOVED = 0.1  # of each number of a buffer
-_MOVED_ZEROS = 0.05  # where all numbers of a parameter or buffer are 0
 
 
 class NarrowestFormat(TorchFunctionMode):
@@ -164,73 +152,3 @@ def model_in_float64(model: nn.Module) -> Iterator[None]:
             parameter.data = data
         for module, name, buffer in buffers:
             setattr(module, name, buffer)
-
-
-@contextmanager
-def moved_weights(strategy: Strategy) -> Iterator[None]:
-    """Weights and buffers are moved a little, alike in every process, since a gate that begins at 0
-    hides what is behind it.
-
-    Weights are moved by turning some of their bits, which turning them once more undoes: a
-    copy of the weights would have no room beside what a step needs.
-    """
-    strategy.reset()
-    model = strategy.models[0]
-    generator = torch.Generator().manual_seed(0)
-    turned: list[tuple[torch.Tensor, int | None]] = []  # the seed of its bits; None: all were 0
-    try:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                seed = int(torch.randint(1 << 62, (), generator=generator))
-                part = own_part(parameter.data)
-                turned.append((part, _move(part, seed)))
-            for buffer in model.buffers():
-                if buffer.is_floating_point() or buffer.is_complex():
-                    buffer.copy_(_moved(buffer, generator))
-        yield
-    finally:
-        strategy.reset()
-        with torch.no_grad():
-            for part, bits in turned:
-                if bits is None:
-                    part.zero_()
-                else:
-                    _turn_bits(part, bits)
-
-
-def _move(part: torch.Tensor, seed: int) -> int | None:
-    """Move a parameter, or this process's part of it. Returns the seed of the bits that were
-    turned; None: all numbers were 0.
-    """
-    if part.any():
-        _turn_bits(part, seed)
-        return seed
-    if part.is_floating_point() or part.is_complex():
-        generator = torch.Generator().manual_seed(seed)
-        part.copy_(_MOVED_ZEROS * torch.randn(part.shape, generator=generator, device="cpu"))
-    return None
-
-
-def _turn_bits(part: torch.Tensor, seed: int) -> None:
-    """Turn random bits of each number's fraction: by a quarter of the number at most, which keeps
-    its sign. Zeros stay all but 0.
-    """
-    numbers = torch.view_as_real(part) if part.is_complex() else part
-    if numbers.dtype not in _TURNED:
-        return
-    whole, bits = _TURNED[numbers.dtype]
-    noise = torch.randint(
-        1 << bits,
-        numbers.shape,
-        generator=torch.Generator().manual_seed(seed),
-        dtype=whole,
-        device="cpu",
-    )
-    numbers.view(whole).bitwise_xor_(noise.to(numbers.device))
-
-
-def _moved(data: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Each number changed by a part of itself, so that it keeps its sign; 0 where all are 0 too."""
-    noise = torch.randn(data.shape, generator=generator, dtype=torch.float32, device="cpu")
-    noise = noise.clamp_(-3, 3).to(data)
-    return data * (1 + _MOVED * noise) if data.any() else _MOVED_ZEROS * noise

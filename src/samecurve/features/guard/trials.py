@@ -21,7 +21,6 @@ from samecurve.features.guard.trial_conditions import (
     Float64Inside,
     full_float32,
     model_in_float64,
-    moved_weights,
     norms_frozen,
     widened,
 )
@@ -154,12 +153,6 @@ class Trials:
 
     def with_gradient(self) -> AbstractContextManager[None]:
         return self._having(_with_grad=True)
-
-    @contextmanager
-    def with_moved_weights(self) -> Iterator[None]:
-        """All weights and buffers are moved a little."""
-        with moved_weights(self._setup.strategy), self._other_buffers():
-            yield
 
     @contextmanager
     def in_float64(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import Strategy
 
 VERSION = attrgetter("_version")
+_STRETCHED = 3.0  # by which a weight is multiplied, once the run is at its end
 _CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
 _MOST_HASHED = (
     1 << 14
@@ -107,6 +108,8 @@ def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> U
     where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
     if not setup.strategy.gathers_weights:
         weight = dict(setup.strategy.models[0].named_parameters())[name]
+        with torch.no_grad():  # what has been clamped once would stay as it is
+            weight.mul_(_STRETCHED)
         reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001
         where = watch(again, GeneratorStates(setup.device), reads).changes.get(name, where)
     return explain_written(name, where)
