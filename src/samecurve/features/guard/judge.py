@@ -299,7 +299,7 @@ def error_between_ranks(
     texts = texts_of_all(setup.comm, json.dumps(numbers).encode(), setup.device)
     first, *others = (json.loads(text) for text in texts)
     for rank, other in enumerate(others, 1):
-        for name in first.keys() | other.keys():
+        for name in sorted(first.keys() | other.keys(), key=_in_order):
             one, two = first.get(name), other.get(name)
             if one and two and _agree(name, one, two, number_format):
                 continue
@@ -308,6 +308,11 @@ def error_between_ranks(
 
             return unlike_error(setup, _cause(name, f"samples {ids}", rank, one, two))
     return None
+
+
+def _in_order(name: str) -> tuple[bool, bool, str]:
+    """The loss is told first, its gradient last."""
+    return name == _GRADIENT, name != "loss", name
 
 
 def _agree(name: str, one: Sequence[float], two: Sequence[float], number_format: Format) -> bool:

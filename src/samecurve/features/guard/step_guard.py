@@ -130,6 +130,8 @@ class StepGuard:
         with undone(self._setup):
             check = SplitCheck(self._setup, rows, _staged, is_split=self._is_split)
             error = check.error_in_step(self._step.update.number)
+        if error and self._bits and (written := self._bits.written()):
+            error = write_error(self._setup, written, self._again)
         if error:
             raise error
 
