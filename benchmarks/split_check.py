@@ -23,7 +23,7 @@ from benchmarks.common import timed, write
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.planning.planner import plan
-from samecurve.core.split_check import samples_tried
+from samecurve.data.feed import samples_tried
 from samecurve.experiments.machine import PredictionRequest, predict
 from samecurve.probe import probe
 from samecurve.tasks import Tasks, open_task
@@ -56,7 +56,7 @@ def measured(accumulate: int, home: Path) -> tuple[float, float, float]:
     engine = TorchEngine(task, made, config.optimizer, Comm(), [torch.device("cpu")])
     seconds: list[float] = []
     samples: list[int] = []
-    check = engine.check_split
+    check = engine.begin_training
 
     def timed_check(*arguments: Any, **options: Any) -> Any:
         counting = register_module_forward_pre_hook(count)
@@ -71,7 +71,7 @@ def measured(accumulate: int, home: Path) -> tuple[float, float, float]:
         if isinstance(module, Decoder):
             samples.append(len(inputs[0]))
 
-    engine.check_split = timed_check  # type: ignore[method-assign]
+    engine.begin_training = timed_check  # type: ignore[method-assign]
     step = timed(engine, task, made, home / "run", WARM)
     assert samples
     return seconds[0], step, sum(samples) / samples_tried(made.batch.micro_batch_size)

@@ -8,7 +8,7 @@ import torch
 
 import tiny
 from samecurve.errors import RunError
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.worker.rank_main import train_rank
 from tiny import Outcome, TinyRun, train_tiny
 

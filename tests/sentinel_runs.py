@@ -105,7 +105,7 @@ def _plant_in_jax(engine: Any, flip: Flip) -> None:
         now[:] = batch.step, -1
         if not engine._checked:
             engine._check_loss(batch.rounds.example)
-        sentinel = engine.features["sentinel"]
+        sentinel = engine.features["guard"]
         if "hashes" not in vars(sentinel):
             hashes = sentinel.hashes
 

@@ -18,7 +18,7 @@ from samecurve.features.optimizers.adamw8bit.torch_optimizer import (
     TorchOptimizer as AdamW8bit,
 )
 from samecurve.tasks import open_task
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.optimizers.vector_updates import VectorOptimizer
 from samecurve.torch_engine.strategies.row_norm import norm_of_rows, squares_by_row
 from tiny import MACHINE, config_of

@@ -11,7 +11,7 @@ import pytest
 from commands import samecurve
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import FAULTY_DEVICE, START_AGAIN
-from samecurve.features.sentinel.verdict import choose
+from samecurve.features.guard import choose
 from samecurve.observe.journal import read_events
 from sentinel_runs import NAME, Flip, train_with_flip
 from tiny import Outcome, TinyRun, tiny_values
@@ -157,8 +157,8 @@ def test_a_device_that_computes_wrong_is_found_within_the_interval(
 def test_a_single_event_is_told_from_a_device_that_is_faulty(
     layout: str, sections: Any, train: Train, tmp_path: Path
 ) -> None:
-    """It hits the computation beside the step."""
-    text, code = train(tmp_path, layout, Flip(0, 7, time=0), **sections)
+    """It hits the computation beside the step, where nothing else is tried (step 12)."""
+    text, code = train(tmp_path, layout, Flip(0, 11, time=0), **sections)
     assert f"the gradient of {NAME} differs: transient: " in text
     assert code == START_AGAIN
 
@@ -168,8 +168,8 @@ def test_a_bit_of_the_gradient_that_the_step_trains_with_is_found(
 ) -> None:
     """One microbatch a rank: the second backward pass of a rank in a step is the step's own."""
     plan = train(tmp_path / "plain", "ddp:3").plan
-    owner = choose(plan, 7, 3).device
-    text, code = train(tmp_path / "hit", "ddp:3", Flip(owner, 7, time=1))
+    owner = choose(plan, 10, 3).device
+    text, code = train(tmp_path / "hit", "ddp:3", Flip(owner, 10, time=1), every=11)
     assert f"transient: rank {owner} computed it " in text
     assert code == START_AGAIN
 

@@ -18,7 +18,7 @@ from samecurve.core import feature_list
 from samecurve.core.config.loading import config_class
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
-from samecurve.errors import InvalidConfigError
+from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe.plan_table import table
 from test_recipes import RECIPES, new_files
 from tiny import FACTS, MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
@@ -149,6 +149,15 @@ class Hooks(JaxHooks):
         return {name: jnp.clip(one, -self.value, self.value) for name, one in gradients.items()}
 """,
 }
+
+
+def test_hooks_that_are_listed_and_not_written_are_named(site: Path) -> None:
+    home = site / "their_package/weight_limit"
+    (home / "jax_hooks.py").unlink()
+    with installed(site):
+        assert list(feature_list.hooks_of({"weight_limit": LIMIT}, "torch"))
+        with pytest.raises(UserError, match=r"no module their_package\.weight_limit\.jax_hooks"):
+            list(feature_list.hooks_of({"weight_limit": LIMIT}, "jax"))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from samecurve.checkpoint.format import load, make_manifest, write_pieces
 from samecurve.checkpoint.store import newest
 from samecurve.core.system.files import write_json
 from samecurve.torch_engine.checkpoint import digests, gather, restore
-from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, optimizer_params
+from samecurve.torch_engine.optimizers import BuiltInOptimizer, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 from tiny import config_of, tiny_values
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from commands import losses, samecurve
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
 from samecurve.observe.tensorboard import TensorBoard
-from samecurve.tasks.user_class.class_place import Place
+from samecurve.tasks.user_class import Place
 from samecurve.tasks.user_class.load_class import load_class
 
 LOSSES = [

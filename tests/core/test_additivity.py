@@ -4,15 +4,15 @@ import math
 
 import pytest
 
-from samecurve.core.split_check import (
+from samecurve.data.feed import samples_tried
+from samecurve.errors import UserError
+from samecurve.features.guard.additivity import (
     Trial,
     compare_parts,
     compare_repeats,
     lines_or_refuse,
-    samples_tried,
 )
-from samecurve.core.split_check.split_errors import Evidence, Place, explain
-from samecurve.errors import UserError
+from samecurve.features.guard.split_errors import Evidence, Place, explain
 
 PARTS = [Trial(3, 6.0, 3.0), Trial(5, 4.0, 5.0)]
 

@@ -149,7 +149,7 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
     (line,) = (line for line in banner(made) if "(auto)" in line)
     assert line.startswith("       not exact (auto): ")
     assert says in line
-    assert line.endswith("; --exact asks for it")
+    assert line.endswith("; --exact asks for it") == _is_served(asked, FACTS.having(**facts))
     ordinary = plan(
         asked.with_values(train={"exact": False}), CPUS, FACTS.having(**facts)
     ).to_json()
@@ -158,15 +158,26 @@ def test_what_stands_in_its_way_is_said_and_nothing_is_refused(
     assert chosen == ordinary
 
 
+def _is_served(asked: Config, facts: Facts) -> bool:
+    """Whether --exact is not refused."""
+    try:
+        return plan(asked.with_values(train={"exact": True}), CPUS, facts).same_bits
+    except UserError:
+        return False
+
+
 def test_a_layout_that_is_not_exact_says_what_gives_the_bits_of_the_others() -> None:
-    smaller = FACTS.having(flops_per_sample=3e9)  # four microbatches
-    capped = config(
-        batch={"samples": 64, "per_device": 32}, devices={"compress": "bf16", "use": "cpu:2"}
-    )
+    capped = config(batch={"samples": 64, "per_device": 32}, devices={"use": "cpu:9"})
     said = plan(capped, CPUS, FACTS).reasons["exact_auto"]
     assert said.endswith("; --exact --set batch.per_device=8 asks for it")
-    made = plan(config(devices={"compress": "bf16", "use": "cpu:2"}), CPUS, smaller)
+    smaller = FACTS.having(flops_per_sample=3e9)  # four microbatches
+    made = plan(config(devices={"use": "cpu:9"}), CPUS, smaller)
     assert made.reasons["exact_auto"].endswith("; --exact --set train.exact_devices=4 asks for it")
+
+
+def test_a_flag_that_would_be_refused_is_not_named() -> None:
+    made = plan(config(devices={"compress": "bf16", "use": "cpu:2"}), CPUS, FACTS)
+    assert made.reasons["exact_auto"] == "compress bf16 rounds what each device sends"
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,11 @@ from samecurve.core.planning.machine import Device
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.errors import FAULTY_DEVICE, START_AGAIN, RunError, UserError
-from samecurve.features.sentinel import SentinelRule
-from samecurve.features.sentinel.verdict import (
+from samecurve.features.guard import Choice, SentinelRule, choose, is_due
+from samecurve.features.guard.verdict import (
     CheckedGradient,
-    Choice,
     Finding,
     alike,
-    choose,
-    is_due,
     judge,
 )
 from samecurve.observe.plan_text import banner
@@ -114,7 +111,7 @@ def told(
         plan = on_gpus(plan, *["H200"] * plan.layout.num_devices)
     gradient = CheckedGradient(
         plan=plan,
-        rule=plan.features["sentinel"],
+        rule=plan.features["guard"],
         step=9,
         choice=Choice(2, 1),
         count=6,
@@ -176,7 +173,7 @@ def test_the_plan_says_what_is_computed_again_and_its_memory() -> None:
     plan = planned("ddp:3", sentinel=50)
     text = "\n".join(banner(plan))
     assert "one microbatch is computed again on each of 3 devices every 50 steps" in text
-    assert plan.features["sentinel"] == SentinelRule(50, "stop")
+    assert plan.features["guard"] == SentinelRule(50, "stop")
     assert [term.bytes for term in plan.memory if term.name == "sentinel"] == [4 * 8]
     assert Plan.from_json(plan.to_json()) == plan
     for layout in ("fsdp:2", "jax-dp:2"):  # where nothing is held beside what a step holds

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from samecurve.features.ema.weight_average import WeightAverage
 from samecurve.features.offload_frozen.block_buffers import BlockBuffers
-from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, Group
+from samecurve.torch_engine.optimizers import BuiltInOptimizer, Group
 from samecurve.torch_engine.step import training_step
 from samecurve.torch_engine.step.step_metrics import QueuedMetrics
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 from samecurve.torch_engine.strategies.reducers import Reducer
 
 # ---- copies to the GPU

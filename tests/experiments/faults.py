@@ -32,7 +32,7 @@ def mean_of_means(index: int, group: Any, argument: str) -> None:
 
     with (
         patch.object(TorchLanguage, "loss", loss),
-        patch.object(TorchEngine, "check_split", lambda *_rows, **_options: []),
+        patch.object(TorchEngine, "begin_training", lambda *_rows, **_options: None),
     ):
         rehearse(index, group, argument)
 
@@ -76,7 +76,7 @@ def blocks_averaged(index: int, group: Any, argument: str) -> None:
 
     with (
         patch.object(WeightGroup, "packed", packed),
-        patch.object(TorchEngine, "check_split", lambda *_rows, **_options: []),
+        patch.object(TorchEngine, "begin_training", lambda *_rows, **_options: None),
     ):
         rehearse(index, group, argument)
 

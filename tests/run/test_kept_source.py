@@ -13,7 +13,7 @@ from commands import refused, samecurve
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
-from samecurve.tasks.user_class.class_place import SOURCE_INDEX, SOURCES, Place
+from samecurve.tasks.user_class import SOURCE_INDEX, SOURCES, Place
 from samecurve.tasks.user_class.kept_source import keep_source, read_kept_source
 from samecurve.tasks.user_class.load_class import load_class
 from samecurve.tasks.user_class.local_imports import local_files

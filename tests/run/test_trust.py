@@ -10,7 +10,7 @@ from commands import refused, samecurve
 from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
-from samecurve.tasks.user_class.class_place import TASK_PICKLE
+from samecurve.tasks.user_class import TASK_PICKLE
 from samecurve.tasks.user_class.pickled_class import remember
 
 CLASS = "import pathlib\npathlib.Path(__file__).with_name('was_run').touch()\nclass Task: ..."

@@ -15,16 +15,16 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks, entry_of
-from samecurve.tasks.user_class import pickled_class
-from samecurve.tasks.user_class.class_pickler import task_of, write_pickled
-from samecurve.tasks.user_class.class_place import (
+from samecurve.tasks.user_class import (
     TASK_PICKLE,
     Place,
     code_of,
     find_pickled_class,
     identity_of,
+    pickled_class,
     place_of,
 )
+from samecurve.tasks.user_class.class_pickler import task_of, write_pickled
 from samecurve.tasks.user_class.load_class import load_class
 from samecurve.tasks.user_class.pickled_class import read_header
 
@@ -169,7 +169,7 @@ def test_a_package_that_others_do_not_find_is_kept_with_its_place(
     assert place is not None
     assert task_of(loaded(place), outside) == f"{outside / TASK_PICKLE}:Task"
     code = (
-        "import sys; from samecurve.tasks.user_class.class_place import place_of;"
+        "import sys; from samecurve.tasks.user_class import place_of;"
         "from samecurve.tasks.user_class.load_class import load_class;"
         "print(load_class(place_of(sys.argv[1])).width)"
     )

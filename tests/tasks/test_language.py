@@ -18,7 +18,7 @@ from samecurve.tasks.language.corpus import prepare_corpora
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 from samecurve.tasks.language.shapes import model_facts
 from samecurve.tasks.language.torch_task import Decoder, TorchLanguage
-from samecurve.torch_engine.optimizers.optimizer import hidden_matrices
+from samecurve.torch_engine.optimizers import hidden_matrices
 
 FIELDS = LanguageModel(
     hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32

@@ -22,7 +22,7 @@ from samecurve.core.config.document import Document, parse
 from samecurve.core.config.loading import load
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.members import check_signatures
-from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class import place_of
 from samecurve.tasks.user_class.load_class import load_class
 from worlds import Pool
 

@@ -28,7 +28,7 @@ from samecurve.features.recompute.torch_hooks import recompute
 from samecurve.observe.journal import read_events
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 from samecurve.worker.jobs.train_job import rehearse
 from starts import start
 from tiny import MACHINE, config_of

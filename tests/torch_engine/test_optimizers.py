@@ -25,7 +25,7 @@ from samecurve.features.optimizers.muon.torch_optimizer import orthogonal
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import cast_weights
-from samecurve.torch_engine.optimizers.optimizer import HostCopyParam, hidden_matrices
+from samecurve.torch_engine.optimizers import HostCopyParam, hidden_matrices
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
 from tiny import MACHINE
@@ -305,7 +305,7 @@ def with_local_statistics(
     index: int, group: Any, function: Callable[..., Any], *arguments: Any
 ) -> Any:
     from samecurve.features.optimizers.adamw8bit import torch_optimizer as adamw_8bit
-    from samecurve.torch_engine.strategies.base import Strategy as Single
+    from samecurve.torch_engine.strategies import Strategy as Single
     from samecurve.torch_engine.strategies.sharded.strategy import Sharded
 
     def of_shards(_self: Any, _params: Any, matrices: Any, function: Any) -> Any:

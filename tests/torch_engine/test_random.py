@@ -37,7 +37,7 @@ from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS, ReplacedFunctions
 from samecurve.torch_engine.randomness.served_functions import served_functions
-from samecurve.torch_engine.split_check.side_effects import GeneratorStates
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 from tiny import MACHINE
 from worlds import Pool
 
@@ -168,7 +168,7 @@ def test_each_function_follows_the_samples(name: str, harness: Harness) -> None:
     turned = harness.run(draw, ids[::-1]).flip(0)
     for other in (parts, turned):
         torch.testing.assert_close(other, whole, rtol=1e-5, atol=1e-6)
-    assert watch.moved() == []
+    assert watch.changed() == []
     for seed in (0, 1):
         torch.manual_seed(seed)
         assert torch.equal(whole, harness.run(draw, ids))
@@ -504,7 +504,7 @@ def test_what_is_not_served_is_recorded_and_its_generator_seen(harness: Harness)
         watch = GeneratorStates(CPU)
         with sites.recording() as draws:
             harness.run(draw, part)
-        assert watch.moved() == ["torch", "numpy", "Python"]
+        assert watch.changed() == ["torch", "numpy", "Python"]
         records.append(draws)
     sites.learn(*records)
     permutation, own_draw = records[0]

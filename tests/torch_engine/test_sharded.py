@@ -16,7 +16,7 @@ from torch import nn
 from samecurve.core.planning.planner import plan
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.sharded_parameter import ShardedParameter
-from samecurve.torch_engine.optimizers.optimizer import is_sharded, local_view
+from samecurve.torch_engine.optimizers import is_sharded, local_view
 from tiny import MACHINE
 from worlds import JobFailedError, Pool
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from samecurve.torch_engine.split_check.side_effects import (
+from samecurve.torch_engine.users_code.side_effects import (
     Attributes,
     Buffers,
     GeneratorStates,
@@ -97,11 +97,11 @@ def test_generators_that_draw_are_named_and_put_back() -> None:
     }
     for name, draw in draws.items():
         number = draw()
-        assert generators.moved() == [name]
+        assert generators.changed() == [name]
         generators.put_back()
-        assert (draw(), generators.moved()) == (number, [name])
+        assert (draw(), generators.changed()) == (number, [name])
         generators.put_back()
-    assert generators.moved() == []
+    assert generators.changed() == []
 
 
 def test_a_buffer_of_another_shape_is_put_back() -> None:

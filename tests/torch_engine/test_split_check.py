@@ -23,14 +23,13 @@ from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import MicroBatch, Task
-from samecurve.core.split_check import samples_tried
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.split_check.side_effects import Attributes
-from samecurve.torch_engine.split_check.user_code import kind_of, shown_path
+from samecurve.torch_engine.users_code import kind_of, shown_path
+from samecurve.torch_engine.users_code.side_effects import Attributes
 from tiny import MACHINE, config_of
 from worlds import Pool
 
@@ -123,9 +122,10 @@ def said_of(config: Config, group: dist.ProcessGroup | None = None, **how: bool)
     """What the check says; '': nothing."""
     with opened(config, group) as engine:
         state = engine.init()
-        rows = feed_of(engine).trial_rows(samples_tried(engine.plan.batch.micro_batch_size))
+        rows = feed_of(engine).trial_rows()
         try:
-            return "\n".join(engine.check_split(state, rows, **how))
+            engine.begin_training(state, rows, **how)
+            return "\n".join(map(str, engine.notes))
         except UserError as error:
             return str(error)
 
@@ -277,7 +277,7 @@ def test_a_model_that_is_too_large_to_compare_is_said(pool: Pool) -> None:
 
 def said_of_a_large_model(index: int, group: dist.ProcessGroup) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samecurve.torch_engine.split_check.one_device._LARGEST", 1)
+        patch.setattr("samecurve.features.guard.one_device._LARGEST", 1)
         return said_under_fsdp(index, group, "plain")
 
 
@@ -317,7 +317,7 @@ def test_what_was_learnt_before_the_first_step_is_served(kind: str) -> None:
         with opened(config_for(kind, **sections)) as engine:
             state, losses = engine.init(), []
             np.random.seed(rounds)
-            engine.check_split(state, feed_of(engine).trial_rows(5))
+            engine.begin_training(state, feed_of(engine).trial_rows(5))
             for _, batch in feed_of(engine):
                 state, metrics = engine.step(state, batch, 1e-2, [0] * 4)
                 losses.append(metrics.read().loss)
@@ -335,7 +335,7 @@ def test_the_check_leaves_nothing_behind() -> None:
         modes = [module.training for module in model.modules()]
         generator = torch.get_rng_state()
         names = sorted(vars(model)), sorted(vars(getattr(task, "task")))  # noqa: B009
-        engine.check_split(state, feed_of(engine).trial_rows(5))
+        engine.begin_training(state, feed_of(engine).trial_rows(5))
         for name, tensor in model.state_dict().items():
             assert torch.equal(tensor, before[name])
         assert torch.equal(generator, torch.get_rng_state())

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from live_bytes import LiveBytes
 from samecurve import Mean
 from samecurve.core.config.sections import Config
-from samecurve.torch_engine.optimizers.optimizer import local_view
-from samecurve.torch_engine.split_check.trial_conditions import moved_weights
+from samecurve.features.guard.trial_conditions import moved_weights
+from samecurve.torch_engine.optimizers import local_view
 from worlds import Pool
 
 WIDTH, LAYERS = 128, 16
@@ -78,7 +78,7 @@ def tenths_held(engine: Any, state: Any) -> int:
     with LiveBytes() as held:
         _ = [local_view(parameter.detach()).view(-1) for parameter in state.model.parameters()]
         own = held.now
-        engine.check_split(state, rows)
+        engine.begin_training(state, rows)
     return int(10 * (held.peak - own) / weights + 0.5)
 
 
@@ -113,7 +113,8 @@ def kept_on_a_rank(index: int, group: dist.ProcessGroup) -> float:
             with LiveBytes() as held:
                 _ = [local_view(parameter).view(-1) for parameter in state.model.parameters()]
                 own = held.now
-                assert not engine.check_split(state, rows)  # compared, and nothing to say
+                engine.begin_training(state, rows)
+                assert not engine.notes  # compared, and nothing to say
                 return float((held.measured() - own) / weights)
         finally:
             gc.enable()
@@ -128,7 +129,7 @@ def test_one_microbatch_on_one_device_is_checked_with_fewer_passes() -> None:
     def passes(engine: Any, state: Any) -> int:
         calls: list[int] = []
         state.model.register_forward_hook(lambda *_: calls.append(1))
-        engine.check_split(state, feed_of(engine).trial_rows(5))
+        engine.begin_training(state, feed_of(engine).trial_rows(5))
         return len(calls)
 
     assert (with_engine(passes, 1), with_engine(passes, 2)) == (4, 9)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from samecurve.torch_engine.split_check.blamed_calls import Recording
-from samecurve.torch_engine.split_check.side_effects import GeneratorStates
-from samecurve.torch_engine.split_check.watched_lines import watch
+from samecurve.features.guard.blamed_calls import Recording
+from samecurve.features.guard.watched_lines import watch
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
 LIBRARY = f"{sysconfig.get_path('purelib')}/somelib/noise.py"
 SOURCE = "import numpy as np\n\n\ndef mask(rows):\n    return np.random.rand(rows)\n"

@@ -9,10 +9,10 @@ import torch
 from samecurve.errors import RunError
 from samecurve.torch_engine.checkpoint import gather
 from samecurve.torch_engine.model.model_setup import freeze
-from samecurve.torch_engine.optimizers.optimizer import BuiltInOptimizer, optimizer_params
+from samecurve.torch_engine.optimizers import BuiltInOptimizer, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.step.setup import State
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 from tiny import config_of, tiny_values
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from samecurve.features.task_state.written_values import CantBeWrittenError, read, written
-from samecurve.torch_engine.split_check.side_effects import equal
+from samecurve.torch_engine.users_code.side_effects import equal
 
 
 def test_values_come_back_through_json() -> None:

@@ -13,8 +13,8 @@ import click
 from samecurve.cli.main import cli, find_verb
 from samecurve.core.config.document import dump, read_file, suggest
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.tasks.user_class import place_of
 from samecurve.tasks.user_class.class_pickler import task_of
-from samecurve.tasks.user_class.class_place import place_of
 from samecurve.tasks.user_class.load_class import is_loading
 from samecurve.tasks.user_class.user_errors import StartedWhileLoading
 

@@ -89,7 +89,7 @@ def _apply_settings(document: "Document", flags: Flags) -> None:
 def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
     """The file's document in our words, and its conversion if it is another tool's config."""
     from samecurve.core.config.document import Document, read_file
-    from samecurve.tasks.user_class.class_place import find_pickled_class
+    from samecurve.tasks.user_class import find_pickled_class
 
     if file is None:
         return Document(), None

@@ -10,7 +10,6 @@ _ATTENTION = {"attn-only": "attn"}
 _BLOCKS = {**_ATTENTION, "blocks": "transformer_block"}
 _FLUX_LAYERS = {**_BLOCKS, "attn-mlp": "attn,ff.net,proj_mlp"}
 _UNET_LAYERS = {**_ATTENTION, "attn-mlp": "attentions"}
-_PIXART_LAYERS = {"attn-only": "attn1,attn2", "blocks": "transformer_block"}
 
 
 class ModelType(NamedTuple):

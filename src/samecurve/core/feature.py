@@ -14,6 +14,7 @@ ranks: torch_engine/strategies/reducers/collective.py).
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
 from samecurve.core.config.section import MetricGoal, Precision, Section
@@ -35,6 +36,7 @@ from samecurve.core.planning.memory import (
 )
 from samecurve.core.protocols import Counters
 from samecurve.core.strategies import StrategySpec
+from samecurve.errors import UserError
 
 Where = Literal["torch", "jax", "loop", "sum"]
 Fields = TypeVar("Fields", bound=Section)
@@ -286,7 +288,18 @@ class Feature(Generic[Fields, Value]):
         return parsed
 
     def hooks_class(self, where: Where) -> Any:
-        """The class of the hooks there; None: the package has none."""
+        """The class of the hooks there; None: the package has none.
+
+        UserError: the feature lists hooks there, and its package has no such module.
+        """
         if where not in self.hooks:
             return None
-        return import_module(f"{type(self).__module__}.{where}_hooks").Hooks
+        home = type(self).__module__
+        module = f"{home}.{where}_hooks"
+        if find_spec(module) is None:
+            raise UserError(
+                f"feature {self.name} lists hooks {where!r}, and there is no module {module}",
+                f"write {where}_hooks.py with a class Hooks beside the __init__.py of {home},"
+                f" or take {where!r} out of the feature's hooks",
+            )
+        return import_module(module).Hooks

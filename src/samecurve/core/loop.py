@@ -33,7 +33,6 @@ from samecurve.core.protocols import (
     State,
     Store,
 )
-from samecurve.core.split_check import samples_tried
 from samecurve.core.step_logger import StepLogger, requests_in
 from samecurve.units import join_words
 
@@ -57,7 +56,7 @@ class LoopContext(Generic[State, Staged]):
     keep_pictures: KeepPictures  # samples into files, whose names it gives
     lr_factor: Callable[[int], float] | None = None  # of a step, by the task's own schedule
     started: Mapping[str, Any] = field(default_factory=dict)  # more values of the `started` event
-    as_if_split: bool = False  # the split check refuses what one microbatch would train, too
+    as_if_split: bool = False  # what only one microbatch trains alike is refused, too
 
     @cached_property
     def hooks(self) -> Sequence[Any]:
@@ -121,9 +120,11 @@ def _begin(
     state = engine.restore(saved, weights) if saved else engine.init(weights)
     done = saved.step if saved else 0
     context.record(Event("started", done, {**plan.at_start, **context.started}))
-    _check_split(context, state, done)
-    for hooks in context.hooks if done < plan.steps else ():
-        hooks.before_training(state, done)
+    if done < plan.steps:
+        engine.begin_training(state, context.feed.trial_rows(), as_if_split=context.as_if_split)
+        _record_notes(context, done)
+        for hooks in context.hooks:
+            hooks.before_training(state, done)
     return state, done, Counters.from_loop(saved.loop) if saved else Counters()
 
 
@@ -177,16 +178,6 @@ class _LateRequests(Sequence[int]):
     def __getitem__(self, index: slice) -> Sequence[int]: ...
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         return self._pending[index]
-
-
-def _check_split(context: LoopContext[State, Staged], state: State, done: int) -> None:
-    """Before the first step of a start. UserError: the loss does not add up over samples."""
-    if done >= context.plan.steps:
-        return
-    rows = context.feed.trial_rows(samples_tried(context.plan.batch.micro_batch_size))
-    lines = context.engine.check_split(state, rows, as_if_split=context.as_if_split)
-    for line in lines:
-        context.record(Event("warned", done, {"text": line}))
 
 
 def _record_notes(context: LoopContext[State, Staged], done: int) -> None:

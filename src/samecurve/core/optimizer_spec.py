@@ -2,7 +2,7 @@
 
 An optimizer is one package in `features/optimizers/`, whose `__init__.py` has it as SPEC; the
 package's name is the optimizer's. The package's `torch_optimizer.py` has the update, a class
-`TorchOptimizer` (torch_engine/optimizers/optimizer.py).
+`TorchOptimizer` (torch_engine/optimizers/__init__.py).
 """
 
 from collections.abc import Mapping, Sequence

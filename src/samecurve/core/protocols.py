@@ -287,9 +287,8 @@ class Engine(Protocol[State, Staged]):
         this process.
     init: with these weights, if they are given (a checkpoint of no more than the model).
     restore: weights: of a task with a frozen base, what the checkpoint leaves out.
-    check_split: before the first step, the split check: what it finds and the plan allows, as
-        lines for the user; UserError: what it does not allow. as_if_split: as where a step has
-        several microbatches.
+    begin_training: before the first step of a start. as_if_split: refuse what several microbatches
+        would not train alike, even where a step has one. UserError: the run must not be trained.
     evaluate: progress: of the last step trained.
     digests: of every array of the state by canonical name (core/weights.py).
     peak_memory: bytes that the fullest of these devices has held.
@@ -309,9 +308,9 @@ class Engine(Protocol[State, Staged]):
     def preflight(self, each: float = 1.0) -> float: ...
     def init(self, weights: Checkpoint | None = None) -> State: ...
     def restore(self, saved: Checkpoint, weights: Checkpoint | None = None) -> State: ...
-    def check_split(
+    def begin_training(
         self, state: State, rows: TrialRows, *, as_if_split: bool = False
-    ) -> Sequence[str]: ...
+    ) -> None: ...
     def step(
         self, state: State, batch: Batch[Staged], lr: float, requests: Sequence[int]
     ) -> tuple[State, PendingMetrics]: ...
@@ -336,13 +335,14 @@ class Feed(Protocol[Staged]):
 
     evaluation: the held-out samples, round by round.
     ids: the sample ids of a whole step.
-    trial_rows: at most so many samples of the first step to come.
+    trial_rows: at most so many samples of the first step to come; 0: as many as show what a loss
+        does.
     """
 
     def __iter__(self) -> Iterator[tuple[int, Batch[Staged]]]: ...
     def evaluation(self, which: Held = "eval") -> Iterator[Staged]: ...
     def ids(self, step: int) -> list[int]: ...
-    def trial_rows(self, most: int) -> TrialRows: ...
+    def trial_rows(self, most: int = 0) -> TrialRows: ...
 
 
 class Store(Protocol):

@@ -56,6 +56,12 @@ _IDS_AT_ONCE = 65_536
 _TOGETHER = 16  # most steps whose rows are read at once
 _QUICK, _SMALL = 1e-3, 1 << 20  # most seconds and bytes of a read of several steps
 _LOOKED_AT = 128  # samples among which trial_rows() chooses
+_TRIED = 16  # samples at most: enough to tell sizes, orders and weights apart
+
+
+def samples_tried(micro_batch_size: int) -> int:
+    """Count of samples that show what a loss does: at most a microbatch, but at least two."""
+    return min(_TRIED, max(2, micro_batch_size))
 
 
 class Feed(Generic[Staged]):
@@ -127,13 +133,15 @@ class Feed(Generic[Staged]):
         ids: list[int] = self._order.ids(range(step, step + 1))[0].tolist()
         return ids
 
-    def trial_rows(self, most: int) -> TrialRows:
-        """At most `most` samples of the next steps, on whatever devices they train; where an epoch
-        is nearly over, of its earlier steps, too: an only row would show nothing.
+    def trial_rows(self, most: int = 0) -> TrialRows:
+        """At most `most` samples (0: a microbatch, but at least two) of the next steps, on whatever
+        devices they train; where an epoch is nearly over, of its earlier steps, too: an only row
+        would show nothing.
 
         Samples of rare classes come first, if rows can be looked at beforehand. A source that pads
         by microbatch is read again for each part, so that a loss that depends on padding shows.
         """
+        most = most or samples_tried(self._plan.batch.micro_batch_size)
         step = min(self._start, self._plan.steps - 1)
         epoch = self._epoch(step)
         count = -(-_LOOKED_AT // self._plan.batch.global_batch_size)

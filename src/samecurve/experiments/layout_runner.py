@@ -23,11 +23,11 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import StoredArrays
-from samecurve.core.split_check import IN_FLOAT32
 from samecurve.errors import NotSameBitsError, UserError
 from samecurve.experiments.layouts import JAX, Layout
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
 from samecurve.features.balance import balance_of, with_even_balance
+from samecurve.features.guard.additivity import IN_FLOAT32
 from samecurve.launch.pool import Pool, pool
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.attempt import Attempt

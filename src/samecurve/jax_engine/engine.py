@@ -3,7 +3,7 @@
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.evaluation import EvalSums
 from samecurve.core.events import REQUESTS, Event
-from samecurve.core.feature_list import hooks_of
+from samecurve.core.feature_list import brought_by, hooks_of
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (
     START,
@@ -29,14 +29,12 @@ from samecurve.core.protocols import (
     Task,
     TrialRows,
 )
-from samecurve.core.split_check import lines_or_refuse
 from samecurve.core.weights import digest
 from samecurve.jax_engine.array_types import Arrays, Float, HostArray, Shape
 from samecurve.jax_engine.checkpoint import State, StateLayout, averaged_params
-from samecurve.jax_engine.evaluation import Evaluation
+from samecurve.jax_engine.evaluation import Evaluation, RealAndIdle
 from samecurve.jax_engine.model import FlaxModel, InitialValue, open_model
 from samecurve.jax_engine.sharded_calls import over_devices
-from samecurve.jax_engine.split_check import whole_rows_error
 from samecurve.jax_engine.staging import StagedRounds, Staging
 from samecurve.jax_engine.step_metrics import QueuedMetrics
 from samecurve.jax_engine.step_program import Rows, Setup, StepInputs, Steps, progress_array
@@ -173,24 +171,21 @@ class JaxEngine:
         self._is_new, self._first_step = not saved.step, saved.step
         return self._steps.place(self._layout.restore(saved))
 
-    def check_split(
-        self, state: State, rows: TrialRows, *, as_if_split: bool = False
-    ) -> Sequence[str]:
-        """Check that the loss repeats, and adds up over rows if these are computed together."""
+    def begin_training(self, state: Any, rows: TrialRows, *, as_if_split: bool = False) -> None:
         check_repeats(self._setup, self._staging.narrow_rows(rows.pick([0])))
-        error = None
-        if self._takes_whole_rows and len(rows.ids) > 1:
-            sums_of = partial(self._evaluation.trial_sums, self._steps.one_state(state), rows)
-            error = whole_rows_error(sums_of, len(rows.ids), self.plan)
-        return lines_or_refuse(
-            error,
-            repeats=True,
-            is_split=self.plan.batch.is_split or as_if_split,
-            allowed=self.plan.compute.allow_coupled,
-        )
+        found = {name: None for name in brought_by("training") if name not in self.features}
+        for name, hooks, value in hooks_of(found, "jax"):
+            self.features[name] = hooks(self, value)
+        is_split = self.plan.batch.is_split or as_if_split
+        for hooks in self.features.values():
+            hooks.begin_training(state, rows, is_split=is_split)
+
+    def trial_sums(self, state: Any, rows: TrialRows, numbers: Sequence[int]) -> RealAndIdle:
+        """The task's sums of these rows, and those of rows that all only fill up a shape."""
+        return self._evaluation.trial_sums(self._steps.one_state(state), rows, numbers)
 
     @property
-    def _takes_whole_rows(self) -> bool:
+    def takes_whole_rows(self) -> bool:
         """Whether a task that is not ours computes a microbatch as a whole."""
         has_leave_out = getattr(self.task, "leave_out", None) is not None
         is_theirs = has_leave_out and not getattr(self.task, "is_ours", True)

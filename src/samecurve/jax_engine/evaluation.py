@@ -24,10 +24,11 @@ from samecurve.jax_engine.array_types import Arrays, HostArray
 from samecurve.jax_engine.batch_loss import features_program, loss_totals
 from samecurve.jax_engine.checkpoint import State, averaged_params
 from samecurve.jax_engine.sharded_calls import over_devices
-from samecurve.jax_engine.split_check import RealAndIdle
 from samecurve.jax_engine.staging import StagedMicroBatch, StagedRounds, Staging
 from samecurve.jax_engine.step_program import OUTSIDE, Setup, microbatch_metrics, progress_array
 from samecurve.jax_engine.strategies import AXIS
+
+RealAndIdle = tuple[EvalSums, EvalSums]  # sums of rows, and of rows that only fill up a shape
 
 
 class Measured(NamedTuple):

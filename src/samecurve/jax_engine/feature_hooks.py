@@ -1,6 +1,6 @@
 """The base class of what a feature does in the steps of engine jax (core/feature.py)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -8,9 +8,10 @@ from flax import nnx
 
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.core.protocols import Batch
+from samecurve.core.protocols import Batch, TrialRows
 from samecurve.jax_engine.array_types import Arrays
 from samecurve.jax_engine.checkpoint import State
+from samecurve.jax_engine.evaluation import RealAndIdle
 from samecurve.jax_engine.step_program import Rows, Setup
 
 
@@ -23,6 +24,8 @@ class HookedEngine(Protocol):
     inputs_of: the state with arrays over all devices, rows of the step in which a device has a
         microbatch, and the place among them where it has it
     named_arrays: what a checkpoint holds of a state, by name
+    takes_whole_rows: whether a task that is not ours computes a microbatch as a whole
+    trial_sums: the task's sums of some rows, and those of rows that only fill up a shape
     """
 
     plan: Plan
@@ -36,6 +39,9 @@ class HookedEngine(Protocol):
         self, state: Any, batch: Batch, device: int, number: int
     ) -> tuple[State, Rows, int]: ...
     def named_arrays(self, state: Any) -> Iterator[tuple[str, jax.Array]]: ...
+    @property
+    def takes_whole_rows(self) -> bool: ...
+    def trial_sums(self, state: Any, rows: TrialRows, numbers: Sequence[int]) -> RealAndIdle: ...
 
 
 class JaxHooks:
@@ -52,6 +58,14 @@ class JaxHooks:
 
     def prepare(self, model: nnx.Module) -> None:
         """Change the layers of the model."""
+
+    def begin_training(self, state: Any, rows: TrialRows, *, is_split: bool) -> None:
+        """Before the first step; all processes call it together.
+
+        rows: samples of the first step. is_split: whether a step has several microbatches
+
+        UserError: the run must not be trained.
+        """
 
     def before_step(self, state: Any, batch: Batch) -> None:
         """Before the program of a step is called; the loss was checked."""

@@ -18,7 +18,7 @@ from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import SamecurveError, UserError
 from samecurve.probe import allowed_cores, cpu_cores
-from samecurve.tasks.user_class.class_place import code_of, identity_of, place_of
+from samecurve.tasks.user_class import code_of, identity_of, place_of
 from samecurve.units import counted
 from samecurve.worker.meeting import answer, ask_ranks, hear
 

@@ -16,7 +16,7 @@ from samecurve.errors import SAME_BITS, UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import Origin, kept_defaults, task_of
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_class.class_place import (
+from samecurve.tasks.user_class import (
     SOURCES,
     Place,
     identity_of,

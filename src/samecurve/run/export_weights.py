@@ -18,7 +18,7 @@ from samecurve.errors import RunError, UserError
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from samecurve.run.weights.trained_model import trained_model
 from samecurve.tasks.protocol import MEMBERS, ExportedFile
-from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class import place_of
 from samecurve.terminal import printable
 from samecurve.units import show_bytes
 

@@ -31,7 +31,7 @@ from samecurve.run.directory.run_directory import (
     is_own_lock,
     unwritable,
 )
-from samecurve.tasks.user_class.class_place import SOURCE_INDEX, SOURCES, TASK_PICKLE
+from samecurve.tasks.user_class import SOURCE_INDEX, SOURCES, TASK_PICKLE
 from samecurve.units import show_bytes
 
 # files that the first rank has open at least, and more of them for each rank: counted with Gloo

@@ -19,7 +19,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import has_finished
 from samecurve.run.directory.run_directory import Lock, Run, is_live
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_class.class_place import identity_of
+from samecurve.tasks.user_class import identity_of
 
 if TYPE_CHECKING:  # most runs have no store
     from samecurve.storage.url import ObjectUrl

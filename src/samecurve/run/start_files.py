@@ -29,7 +29,7 @@ from samecurve.run.resume import (
     set_later_aside,
 )
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_class.class_place import is_pickled, place_of
+from samecurve.tasks.user_class import is_pickled, place_of
 from samecurve.units import counted
 
 if TYPE_CHECKING:  # most runs have no base, and no store

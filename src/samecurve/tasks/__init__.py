@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from samecurve.core.config.loading import DEFAULT_TASK, USER_TASK, TaskSections
 from samecurve.errors import UserError
 from samecurve.tasks.entry import TaskEntry
-from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.config.sections import Config

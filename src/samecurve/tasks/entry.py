@@ -24,7 +24,7 @@ from samecurve.core.config.sections import (
 )
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
-from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.planning.facts import Facts

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from samecurve.core.config.sections import Config
 from samecurve.tasks.entry import TaskEntry
-from samecurve.tasks.user_class.class_place import Place, is_pickled
+from samecurve.tasks.user_class import Place, is_pickled
 from samecurve.tasks.user_class.class_source import check_class_exists, declares_for_launcher
 from samecurve.tasks.user_class.load_class import load_class
 from samecurve.tasks.user_class.local_imports import local_files

@@ -30,13 +30,12 @@ from samecurve.core.protocols import (
     TrialRows,
 )
 from samecurve.core.sample_numbers import serving
-from samecurve.core.split_check import lines_or_refuse
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
 from samecurve.torch_engine.model.model_builder import ModelBuilder, all_given
 from samecurve.torch_engine.model.model_setup import IsGiven, run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
-from samecurve.torch_engine.optimizers.optimizer import hidden_matrices, optimizer_params
+from samecurve.torch_engine.optimizers import hidden_matrices, optimizer_params
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import (
@@ -45,9 +44,7 @@ from samecurve.torch_engine.randomness.microbatch_context import (
     numbers_in_work,
 )
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
-from samecurve.torch_engine.split_check.split_check import SplitCheck
-from samecurve.torch_engine.split_check.trials import Trials
-from samecurve.torch_engine.split_check.user_code import is_users
+from samecurve.torch_engine.step.feature_hooks import Start
 from samecurve.torch_engine.step.precision import (
     as_weights,
     autocast_for,
@@ -58,11 +55,12 @@ from samecurve.torch_engine.step.step_assembly import make_training_step, make_u
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.step.training_step import Step
 from samecurve.torch_engine.strategies import make_strategy
+from samecurve.torch_engine.users_code import has_users_code
 
 if TYPE_CHECKING:
     from samecurve.core.events import Event
     from samecurve.torch_engine.model.user_model import TrainingMode
-    from samecurve.torch_engine.strategies.base import Materialize
+    from samecurve.torch_engine.strategies import Materialize
 
 
 class TorchEngine:
@@ -118,7 +116,6 @@ class TorchEngine:
             ONE_DEVICE_VIEW.acquire()
             self._exit_stack.callback(ONE_DEVICE_VIEW.release)
         self._kept: Mapping[str, Any] = {}  # by features, in the checkpoint that the run began with
-        self._trials: Trials | None = None  # of samples of the first step
         self._unsynced_buffers: list[torch.Tensor] = []
         self._modes: list[TrainingMode] = []  # of the models, once there are some
 
@@ -199,26 +196,17 @@ class TorchEngine:
             states.take_digest(self._setup, state)
         return state
 
-    def check_split(
-        self, state: State, rows: TrialRows, *, as_if_split: bool = False
-    ) -> Sequence[str]:
-        task = getattr(self._setup.task, "task", self._setup.task)
-        if any(is_users(type(part)) for part in (task, *self._strategy.models[0].modules())):
-            self._add_features(dict.fromkeys(brought_by("users' code")))
-        for hooks in self.features.values():
-            hooks.begin_training(self._kept)
-        self._trials = Trials(self._setup, rows, self._staged)
-        is_split = self.plan.batch.is_split or as_if_split
-        verdict = SplitCheck(self._setup, rows, self._staged, is_split=is_split).run()
-        lines = lines_or_refuse(
-            verdict.error,
-            repeats=verdict.repeats,
-            is_split=is_split,
-            allowed=self.plan.compute.allow_coupled,
+    def begin_training(self, state: State, rows: TrialRows, *, as_if_split: bool = False) -> None:
+        self._add_features(
+            {name: None for name in brought_by("training") if name not in self.features}
         )
-        self._add_features(verdict.brings)
+        if has_users_code(self._setup.task, self._strategy.models[0]):
+            self._add_features(dict.fromkeys(brought_by("users' code")))
+        is_split = self.plan.batch.is_split or as_if_split
+        start = Start(rows=rows, stage=self._staged, is_split=is_split, kept=self._kept)
+        for hooks in tuple(self.features.values()):
+            self._add_features(hooks.begin_training(start))
         self._begin_steps(state)
-        return [*lines, *verdict.notes]
 
     def _begin_steps(self, state: State) -> None:
         """Put the step of this state together."""
@@ -294,7 +282,7 @@ class TorchEngine:
     def kept(self) -> Mapping[str, Any]:
         kept: dict[str, Any] = {}
         for hooks in self.features.values():
-            kept |= hooks.kept(self._trials)
+            kept |= hooks.kept()
         return kept
 
     def gather(self, state: State) -> list[ArrayShard]:

@@ -22,7 +22,7 @@ from samecurve.core.system.files import regular_only
 from samecurve.observe.journal import event_of
 from samecurve.run.directory.control import ask
 from samecurve.run.directory.run_directory import Run, is_live
-from samecurve.tasks.user_class.class_place import Place, is_pickled, place_of
+from samecurve.tasks.user_class import Place, is_pickled, place_of
 from samecurve.tasks.user_class.kept_source import read_kept_source
 from samecurve.tasks.user_class.pickled_class import is_remembered
 from samecurve.ui.errors import RefusedError

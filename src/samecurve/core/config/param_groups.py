@@ -13,14 +13,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, NonNegativeFloat, model_validator
 
 from samecurve.core.config.section import Section
-from samecurve.core.feature_list import listed_optimizers
+from samecurve.core.feature_list import listed_optimizers, spec_of
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count
+
+
+class _GroupOptimizerSchema:
+    """The schema offers only optimizers that share a model with adamw."""
+
+    def __get_pydantic_json_schema__(self, *_: object) -> dict[str, Any]:
+        sharing = [name for name in listed_optimizers() if spec_of(name).takes_groups]
+        return {"enum": ["adamw", *sharing], "type": "string"}
+
 
 if TYPE_CHECKING:
     OptimizerOfGroup = str
 else:
-    OptimizerOfGroup = Literal[("adamw", *listed_optimizers())]
+    OptimizerOfGroup = Annotated[Literal[("adamw", *listed_optimizers())], _GroupOptimizerSchema()]
 
 Patterns = Mapping[str, Sequence[str]]  # patterns of parameter names, by phase
 _KEY = "optimizer.groups"

@@ -7,6 +7,13 @@ as texts of different length have, or the short last step of an epoch.
 
 from typing import Any, NamedTuple
 
+# the remedy where a loss is a mean
+RETURN_MEAN = (
+    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum";'
+    " a mean times the weight), weight is how much that was (len(x) samples,"
+    " (labels != -100).sum() tokens). Both are added over all devices and divided once: a mean of"
+    " means would depend on the number of devices"
+)
 NEGATIVE_WEIGHT_REMEDY = (
     "Mean(sum, weight): the weight is how much was counted, never below 0; to maximise a number,"
     " put a minus before its sum"

@@ -51,8 +51,19 @@ def plan_bits(
     if fixed is not None and fixed.same_bits:
         warning = f"this run was exact until here, and is not from here on: {why}"
         return make(None, Decision(None, {"exact_auto": why}, (warning,)))
-    why += f"; {_flags_for(devices, config)} asks for it"
+    asked, flags = _asked_for(devices, config)
+    if _is_planned(lambda: make(as_asked(asked, machine, fixed), Decision(None))):
+        why += f"; {flags} asks for it"
     return make(None, Decision(None, {"exact_auto": why}))
+
+
+def _is_planned(make: Callable[[], object]) -> bool:
+    """Whether a plan is made, or refused."""
+    try:
+        make()
+    except UserError:
+        return False
+    return True
 
 
 def as_asked(config: Config, machine: Machine, fixed: Fixed | None) -> SameBits:
@@ -99,19 +110,22 @@ def _choose_by_work(config: Config, facts: Facts) -> tuple[int, str]:
     )
 
 
-def _flags_for(chosen: int, config: Config) -> str:
-    """The flags that ask for an exact run with the bits of other layouts, which are exact by
-    themselves.
+def _asked_for(chosen: int, config: Config) -> tuple[Config, str]:
+    """The config, and the flags, that ask for an exact run with the bits of other layouts, which
+    are exact by themselves.
 
     chosen: the devices that can share a step of these; 0: they are not exact either
     """
     asked = config.train.exact_devices
     number = chosen or asked
     if chosen and config.batch.per_device:  # which --exact takes for the size of a microbatch
-        return f"--exact --set batch.per_device={_microbatch(config, chosen)}"
+        size = _microbatch(config, chosen)
+        flags = f"--exact --set batch.per_device={size}"
+        return config.with_values(batch={"per_device": size}), flags
     if number in {asked, EXACT_DEVICES[0]}:
-        return "--exact"
-    return f"--exact --set train.exact_devices={number}"
+        return config, "--exact"
+    flags = f"--exact --set train.exact_devices={number}"
+    return config.with_values(train={"exact_devices": number}), flags
 
 
 def _candidates(config: Config) -> Sequence[int]:

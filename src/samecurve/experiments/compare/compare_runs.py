@@ -23,7 +23,7 @@ from samecurve.observe.journal import events_of_file
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import number
 from samecurve.run.directory.run_directory import Run
-from samecurve.tasks.user_class.class_place import identity_of
+from samecurve.tasks.user_class import identity_of
 from samecurve.units import some
 
 # steps, and below each the metrics; nan: not finite

@@ -21,7 +21,6 @@ from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.observe.journal import read_events
 from samecurve.run.directory.run_directory import Run
 
-ROUNDING_STEPS = 200  # at most, where nothing else is asked for
 FAR = 1e-3  # relative: by so much of the loss curves have diverged
 _OF_A_MANIFEST = {"version", "files", "arrays", "hash"}  # what make_manifest() adds
 

@@ -13,7 +13,7 @@ from torch import nn
 from samecurve.features.check_replicas.verdict import ReplicaHashes, check_alike
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.checkpoint import Entry, named_entries
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, local_view
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.optimizers import OptimizerParam, local_view
+from samecurve.torch_engine.strategies import Strategy
 
 
 class WeightAverage:

@@ -24,7 +24,7 @@ from samecurve.features.offload_frozen.block_buffers import BlockBuffers, Buffer
 from samecurve.features.offload_frozen.host_blocks import offloaded_blocks
 from samecurve.features.offload_frozen.saved_weights import SavedWeights
 from samecurve.torch_engine.model.frozen_blocks import FrozenBlock, frozen_blocks
-from samecurve.torch_engine.strategies.base import Materialize, Strategy
+from samecurve.torch_engine.strategies import Materialize, Strategy
 
 # bytes at whose multiples arrays begin, as torch's allocators do it: kernels may add numbers that
 # begin elsewhere in another order

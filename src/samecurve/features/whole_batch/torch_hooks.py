@@ -1,4 +1,4 @@
-"""A loss over the whole batch in engine torch: its step, its evaluation and its split check."""
+"""A loss over the whole batch in engine torch: its step and its evaluation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,7 @@ import torch
 
 from samecurve.core.evaluation import SumSpecs
 from samecurve.core.protocols import Arrays, Progress
-from samecurve.errors import UserError
 from samecurve.features.whole_batch.batch_loss_step import BatchLossStep
-from samecurve.torch_engine.split_check.trials import Trials
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
 
 
@@ -18,7 +16,6 @@ class Hooks(TorchHooks):
 
     step_class = BatchLossStep
     measures = True
-    checks_split = True
 
     def measure(self, model: Any, arrays: Arrays, progress: Progress) -> Arrays:
         """The features of held-out samples, on the host."""
@@ -37,8 +34,3 @@ class Hooks(TorchHooks):
         from samecurve.features.whole_batch.batch_evaluation import add_batch_losses
 
         add_batch_losses(self.setup, measured, specs, floats, progress=progress, samples=samples)
-
-    def split_error(self, trials: Trials, steps: Sequence[int]) -> UserError | None:
-        from samecurve.features.whole_batch.batch_loss_check import batch_loss_error
-
-        return batch_loss_error(self.setup, trials, steps)

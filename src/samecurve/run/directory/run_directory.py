@@ -18,7 +18,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system.files import explain_os_error, read_file_bytes, regular_only, write_json
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.user_class.class_place import (
+from samecurve.tasks.user_class import (
     SOURCE_INDEX,
     SOURCES,
     TASK_PICKLE,

@@ -19,7 +19,7 @@ from samecurve.errors import SamecurveError, UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks import Tasks, entry_of
-from samecurve.tasks.user_class.class_place import place_of
+from samecurve.tasks.user_class import place_of
 from samecurve.units import first_and_count
 
 WHERE = "--init-from"

@@ -12,9 +12,8 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism.mean import RETURN_MEAN, Mean
 from samecurve.core.protocols import Arrays, StoredArrays
-from samecurve.core.split_check import MEAN
 from samecurve.core.weights import check_weights
 from samecurve.errors import UserError
 from samecurve.jax_engine.attention import attention_head
@@ -137,14 +136,16 @@ class JaxAdapter(TaskAdapter):
     def check_loss(self, loss: object, what: str) -> None:
         if not isinstance(loss, Mean):
             cause = f"{what} returns {type(loss).__name__}, not a samecurve.Mean"
-            raise UserError(cause, MEAN, "task")
+            raise UserError(cause, RETURN_MEAN, "task")
         total, weight = jnp.asarray(loss.sum), jnp.asarray(loss.weight)
         if total.ndim or not jnp.issubdtype(total.dtype, jnp.floating):
             kind = f"{total.dtype} of shape {total.shape}"
-            raise UserError(f"the sum of {what} is {kind}, not one real number", MEAN, "task")
+            raise UserError(
+                f"the sum of {what} is {kind}, not one real number", RETURN_MEAN, "task"
+            )
         if weight.ndim:
             cause = f"the weight of {what} has shape {weight.shape}, not one number"
-            raise UserError(cause, MEAN, "task")
+            raise UserError(cause, RETURN_MEAN, "task")
 
     def check_features(self, features: object) -> None:
         if not isinstance(features, Mapping) or not features:

@@ -24,7 +24,7 @@ from samecurve.tasks.adapter.two_samples import kept, rows_as_tensors, unfused
 from samecurve.torch_engine.model.counted_work import TooManyOperationsError, WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
-from samecurve.torch_engine.split_check.side_effects import GeneratorStates
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 from samecurve.units import counted
 
 if TYPE_CHECKING:  # of torch's own, which few tasks need

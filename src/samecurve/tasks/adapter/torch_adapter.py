@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
+from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, RETURN_MEAN, Mean
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import (
     START,
@@ -19,7 +19,6 @@ from samecurve.core.protocols import (
     Progress,
     StoredArrays,
 )
-from samecurve.core.split_check import MEAN
 from samecurve.errors import RunError, UserError
 from samecurve.tasks.adapter.opened_class import NEEDED
 from samecurve.tasks.adapter.returned import FEATURES, spec_of
@@ -283,14 +282,16 @@ def _check_loss(loss: object, what: str) -> None:
     what: the method, for errors
     """
     if not isinstance(loss, Mean):
-        raise UserError(f"{what} returns {_kind_of(loss)}, not a samecurve.Mean", MEAN, "task")
+        raise UserError(
+            f"{what} returns {_kind_of(loss)}, not a samecurve.Mean", RETURN_MEAN, "task"
+        )
     total, weight = loss
     if not isinstance(total, torch.Tensor) or total.ndim or not total.is_floating_point():
         kind = f"of type {type(total).__name__}"
         if isinstance(total, torch.Tensor):
             kind = f"a {total.dtype} tensor of shape {tuple(total.shape)}"
         raise UserError(
-            f"the sum of {what} is {kind}, not a tensor with one real number", MEAN, "task"
+            f"the sum of {what} is {kind}, not a tensor with one real number", RETURN_MEAN, "task"
         )
     if torch.is_grad_enabled() and not total.requires_grad:
         raise UserError(
@@ -305,7 +306,7 @@ def _check_loss(loss: object, what: str) -> None:
         is_one_number = not weight.ndim
         kind = f"a tensor of shape {tuple(weight.shape)}"
     if not is_one_number:
-        raise UserError(f"the weight of {what} is {kind}, not one number", MEAN, "task")
+        raise UserError(f"the weight of {what} is {kind}, not one number", RETURN_MEAN, "task")
     if not isinstance(weight, torch.Tensor) and weight < 0:
         raise UserError(f"the weight of {what} is {weight:g}", NEGATIVE_WEIGHT_REMEDY, "task")
 

@@ -25,7 +25,7 @@ from samecurve.torch_engine.model.model_builder import on_meta
 from samecurve.torch_engine.model.model_setup import freeze, repeated_blocks, sharding_facts
 from samecurve.torch_engine.model.model_weights import describe_arrays
 from samecurve.torch_engine.model.user_model import TrainingMode, coupling_layers, kept_in_eval
-from samecurve.torch_engine.optimizers.optimizer import hidden_matrices
+from samecurve.torch_engine.optimizers import hidden_matrices
 from samecurve.torch_engine.optimizers.user_optimizer import try_optimizer
 from samecurve.torch_engine.randomness.dropout_layers import dropout_layers
 

@@ -13,15 +13,16 @@ import numpy as np
 import torch
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.core.determinism.mean import RETURN_MEAN
 from samecurve.core.protocols import START
-from samecurve.core.split_check import MEAN, Trial, compare_parts
 from samecurve.errors import UserError
+from samecurve.features.guard.additivity import Trial, compare_parts
 from samecurve.features.whole_batch.gathered_features import Features, check_rows
 from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
-from samecurve.torch_engine.split_check.side_effects import attributes_kept
 from samecurve.torch_engine.step.precision import as_weights
+from samecurve.torch_engine.users_code.side_effects import attributes_kept
 
 # parameters at most, of a model that is tried on two samples: a second or so
 _TRIED = 50_000_000
@@ -96,7 +97,7 @@ def try_loss(adapter: TaskAdapter, params: int, seed: int) -> Tried | None:
     whole, *parts = trials
     finding = compare_parts(whole, parts, _CLOSE)
     if finding and finding.kind in {"mean", "unweighted"}:
-        raise UserError(f"{what} {finding.text}", MEAN, "task")
+        raise UserError(f"{what} {finding.text}", RETURN_MEAN, "task")
     return Tried(work)
 
 

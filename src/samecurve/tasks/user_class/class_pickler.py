@@ -29,8 +29,8 @@ import cloudpickle
 
 from samecurve.errors import UserError
 from samecurve.processes import Call, output_of
-from samecurve.tasks.user_class import class_place
-from samecurve.tasks.user_class.class_place import TASK_PICKLE
+from samecurve.tasks import user_class
+from samecurve.tasks.user_class import TASK_PICKLE
 from samecurve.tasks.user_class.pickled_class import (
     FOR_LAUNCHER,
     OWN_FILE,
@@ -74,7 +74,7 @@ def _module_file(task_class: type) -> Path | None:
 
 def _found_by_others(module: str) -> Path | None:
     """The file of a module as a fresh process in this directory finds it."""
-    done = output_of(Call(class_place.__name__, (module,), "print_file").command)
+    done = output_of(Call(user_class.__name__, (module,), "print_file").command)
     done.check_returncode()
     return Path(done.stdout.strip()).resolve() if done.stdout.strip() else None
 

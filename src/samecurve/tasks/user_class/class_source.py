@@ -7,7 +7,7 @@ from pathlib import Path
 
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
-from samecurve.tasks.user_class.class_place import Place, is_pickled
+from samecurve.tasks.user_class import Place, is_pickled
 from samecurve.tasks.user_class.pickled_class import (
     FOR_LAUNCHER,
     check_python,

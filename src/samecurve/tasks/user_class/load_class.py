@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from samecurve.errors import UserError
-from samecurve.tasks.user_class.class_place import SOURCE_INDEX, SOURCES, Place, is_pickled
+from samecurve.tasks.user_class import SOURCE_INDEX, SOURCES, Place, is_pickled
 from samecurve.tasks.user_class.class_source import no_class, read_source
 from samecurve.tasks.user_class.pickled_class import load_pickled
 from samecurve.tasks.user_class.user_errors import StartedWhileLoading, calling

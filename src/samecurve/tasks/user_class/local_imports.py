@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from samecurve.tasks.user_class.class_place import Place
+from samecurve.tasks.user_class import Place
 
 
 class LocalFiles(NamedTuple):

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import samecurve
 from samecurve.errors import RunError, SamecurveError, UserError, is_ctrl_c, message_of
-from samecurve.tasks.user_class.class_place import is_pickled
+from samecurve.tasks.user_class import is_pickled
 
 # errors that may be gone a moment later
 _TRANSIENT = {

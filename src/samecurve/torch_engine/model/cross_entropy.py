@@ -1,8 +1,9 @@
 """A model's last layer and the cross-entropy of its logits in one operation.
 
 The rows are computed in chunks, so that the logits of all rows never exist together, and none are
-kept for backward. The forward pass computes the loss of a chunk and its gradient at once; the
-backward pass only multiplies that gradient by the one that it is given.
+kept for backward. Chunks follow from the number of rows and the vocabulary alone, so that a
+microbatch is cut alike wherever it is computed. The forward pass computes the loss of a chunk and
+its gradient at once; the backward pass only multiplies that gradient by the one that it is given.
 
 Source: Hsu et al. 2024, arXiv:2410.10989 (Liger Kernel, which needs triton). torch's own
 F.linear_cross_entropy (from 2.13 on) imports torch._dynamo, and rounds the loss of two-byte rows to
@@ -69,7 +70,9 @@ class _CrossEntropy(torch.autograd.Function):
         total = rows.new_zeros((), dtype=wide)
         for_rows = torch.empty_like(rows) if ctx.needs_input_grad[0] else None
         for_weight: Tensor | None = None
-        for chunk in _chunks(rows, weight):
+        size = logit_rows(weight.shape[0], rows.device.type)
+        for first in range(0, rows.shape[0], size):
+            chunk = slice(first, first + size)
             loss, gradient = kernel(rows[chunk] @ narrow.t(), labels[chunk])
             total += loss
             if for_rows is not None:
@@ -130,21 +133,15 @@ def compilable_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _scored(rows: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The summed loss, and the number of rows whose label has the largest logit."""
     loss, correct = rows.new_zeros((), dtype=_wide(rows)), labels.new_zeros(())
-    for chunk in _chunks(rows, weight):
+    size = logit_rows(weight.shape[0], rows.device.type)
+    for first in range(0, rows.shape[0], size):
+        chunk = slice(first, first + size)
         logits = rows[chunk] @ weight.t()
         wide = logits.to(_wide(logits))
         loss += F.cross_entropy(wide, labels[chunk], ignore_index=IGNORED, reduction="sum")
         # IGNORED is the number of no logit, so such a row is never counted
         correct += (logits.argmax(1) == labels[chunk]).sum()
     return loss, correct
-
-
-def _chunks(rows: Tensor, weight: Tensor) -> list[slice]:
-    """The chunks of the rows. They follow from the number of rows and the vocabulary alone, so that
-    a microbatch is cut alike wherever it is computed.
-    """
-    size = logit_rows(weight.shape[0], rows.device.type)
-    return [slice(first, first + size) for first in range(0, rows.shape[0], size)]
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

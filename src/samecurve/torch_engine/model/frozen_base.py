@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 
 _CHUNK = 1 << 22  # values that are read at once
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, of 64 bits, as a signed number

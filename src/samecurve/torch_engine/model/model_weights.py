@@ -8,7 +8,7 @@ from torch import nn
 
 from samecurve.core.protocols import StoredArrays
 from samecurve.core.weights import check_weights
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 
 
 def describe_arrays(model: nn.Module) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 
 PICKLED = (".pt", ".pth", ".bin")
 # the files that a directory is searched for; the first one that is there is read

@@ -9,7 +9,7 @@ so on. Parameters of the first step have no such number.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from samecurve.torch_engine.optimizers.optimizer import (
+from samecurve.torch_engine.optimizers import (
     JoinedOptimizers,
     OptimizerParam,
     OptimizerUpdate,

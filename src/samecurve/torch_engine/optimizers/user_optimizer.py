@@ -16,8 +16,8 @@ from torch import nn
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.protocols import StoredArrays
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate, local_view
-from samecurve.torch_engine.split_check.side_effects import GeneratorStates
+from samecurve.torch_engine.optimizers import OptimizerParam, OptimizerUpdate, local_view
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 from samecurve.units import first_and_count
 
 _SAVED = {torch.float64, torch.float32, torch.int64}
@@ -86,7 +86,7 @@ class UserOptimizer(OptimizerUpdate):
                 " checkpoint holds",
                 "an optimizer that keeps its course in its state, by parameter",
             )
-        if generators.moved():
+        if generators.changed():
             raise self._refused(
                 "draws random numbers, which each rank would draw for itself",
                 "an optimizer that follows from the gradients alone; noise on the weights is for"

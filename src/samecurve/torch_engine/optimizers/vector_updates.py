@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.torch_engine.optimizers.optimizer import (
+from samecurve.torch_engine.optimizers import (
     BuiltInOptimizer,
     Group,
     Kernel,

@@ -25,7 +25,7 @@ from samecurve.core.measurement.profile_types import Operation, ProfileSchedule,
 from samecurve.core.protocols import Batch, PendingMetrics, Round
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import repeated_blocks
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.profiling.timeline import (
     Moment,
     Span,

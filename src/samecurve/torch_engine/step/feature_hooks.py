@@ -1,21 +1,34 @@
 """The base class of what a feature does in the steps of engine torch (core/feature.py)."""
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from samecurve.core.evaluation import SumSpecs
-from samecurve.core.protocols import Arrays, Progress
-from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.core.protocols import Arrays, MicroBatch, Progress, TrialRows
+from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.step.setup import EngineSetup, MakeOptimizer, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
-from samecurve.torch_engine.strategies.base import Materialize
+from samecurve.torch_engine.strategies import Materialize
 
-if TYPE_CHECKING:
-    from samecurve.torch_engine.split_check.trials import Trials
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The start of a training, before its first step.
+
+    rows: samples of the first step, in host memory
+    stage: host rows -> tensors, as for a step
+    is_split: whether a step has several microbatches
+    kept: what kept() of all features has given to the checkpoint that the training goes on from
+    """
+
+    rows: TrialRows
+    stage: Callable[[MicroBatch], MicroBatch]
+    is_split: bool
+    kept: Mapping[str, Any]
 
 
 class TorchHooks:
@@ -29,14 +42,12 @@ class TorchHooks:
     names_on_host: parameters whose values lie in host memory, once models are prepared
     step_class: the class of a step, in the place of TrainingStep; of one feature in a run
     measures: whether evaluations call measure() and add_measured()
-    checks_split: whether the split check calls split_error()
     """
 
     changes_products: ClassVar[bool] = False
     moves_weights: ClassVar[bool] = False
     step_class: ClassVar[type[TrainingStep] | None] = None
     measures: ClassVar[bool] = False
-    checks_split: ClassVar[bool] = False
 
     calls: ClassVar[str] = ""
     moved_buffers: Collection[str] = ()
@@ -68,17 +79,20 @@ class TorchHooks:
     def begin(self, state: State) -> None:
         """Add to a state that has been made, and whose arrays may have no values yet."""
 
-    def begin_training(self, kept: Mapping[str, Any]) -> None:
-        """Before the first step of a start. kept: what kept() has given to its checkpoint"""
+    def begin_training(self, start: Start) -> Mapping[str, Any]:
+        """Before the first step; all ranks call it together. Returns the features that the run
+        needs for what was found, with what their hooks take, by name.
 
-    def kept(self, trials: "Trials | None") -> Mapping[str, Any]:
+        UserError: the run must not be trained.
+        """
+        del start
+        return {}
+
+    def kept(self) -> Mapping[str, Any]:
         """What a checkpoint keeps as JSON, by name. All ranks call it together.
-
-        trials: compute losses; None: no step is to come
 
         UserError: it can't be kept, and the training depends on it.
         """
-        del trials
         return {}
 
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
@@ -109,8 +123,3 @@ class TorchHooks:
         floats: [rows, sums], float64: a row for each microbatch, or one row
         samples: of the evaluation, over all ranks
         """
-
-    def split_error(self, trials: "Trials", steps: Sequence[int]) -> UserError | None:
-        """What would differ on other devices, at these steps; None: nothing."""
-        del trials, steps
-        return None

@@ -15,11 +15,11 @@ from samecurve.core.config.sections import Optimizer
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Task
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam, OptimizerUpdate
+from samecurve.torch_engine.optimizers import OptimizerParam, OptimizerUpdate
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness.draw_sites import DrawSites
 from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.model.same_programs import SamePrograms

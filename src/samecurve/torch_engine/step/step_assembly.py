@@ -8,17 +8,16 @@ from functools import partial
 
 from samecurve.core.feature_list import spec_of
 from samecurve.errors import UserError
-from samecurve.torch_engine.optimizers.optimizer import (
+from samecurve.torch_engine.optimizers import (
     BuiltInOptimizer,
     HostCopyParam,
     JoinedOptimizers,
     OptimizerParam,
     OptimizerUpdate,
 )
-from samecurve.torch_engine.split_check.written_weights import WriteWatch
-from samecurve.torch_engine.step.first_steps import HeldByTask, UsageWatch
 from samecurve.torch_engine.step.setup import EngineSetup, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
+from samecurve.torch_engine.step.usage_watch import UsageWatch
 
 
 def make_training_step(setup: EngineSetup, state: State) -> Step:
@@ -33,9 +32,7 @@ def make_training_step(setup: EngineSetup, state: State) -> Step:
     for step in steps:
         _move_host_copies_back(step)
         _watch_first_steps(step)
-        WriteWatch(step)
         _time_forward(step)
-    _check_held_tensors(steps[-1])
     for hooks in features:
         hooks.add_to(steps)
     for step in steps:
@@ -76,12 +73,6 @@ def _time_forward(step: TrainingStep) -> None:
     timer = ForwardTimer(step.setup.device, step.report)
     step.before_forward.append(timer.begin)
     step.after_forward.append(timer.end)
-
-
-def _check_held_tensors(step: TrainingStep) -> None:
-    """Check once, after a backward pass: the loss trains no tensor that is outside of the model."""
-    task, strategy = step.setup.task, step.setup.strategy
-    step.after_reduction.append(lambda: HeldByTask(task, strategy.models[0]).refuse_learned())
 
 
 def _watch(step: TrainingStep) -> None:

@@ -16,9 +16,9 @@ from torch import nn
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.model.model_setup import Materializer
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, Peers, end_group
-from samecurve.torch_engine.strategies.base import Materialize, Strategy
+from samecurve.torch_engine.strategies import Materialize, Strategy
 from samecurve.torch_engine.strategies.reducers import make_reducer
 
 if TYPE_CHECKING:

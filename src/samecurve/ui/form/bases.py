@@ -14,7 +14,7 @@ from samecurve.errors import UserError
 from samecurve.run.directory.run_directory import Run
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks
-from samecurve.tasks.user_class.class_place import find_pickled_class
+from samecurve.tasks.user_class import find_pickled_class
 from samecurve.ui.form.places import Roots
 from samecurve.ui.roots import Catalogue, ListedRun, Root, opaque_id
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from samecurve.errors import UserError
 from samecurve.tasks import built_in, installed
-from samecurve.tasks.user_class.class_place import is_pickled, place_of
+from samecurve.tasks.user_class import is_pickled, place_of
 from samecurve.tasks.user_class.local_imports import local_files
 from samecurve.ui.form.places import Roots
 from samecurve.ui.own_code import is_own_code

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from samecurve.torch_engine.optimizers.optimizer import (
+from samecurve.torch_engine.optimizers import (
     ConfigOptimizer,
     Member,
     OptimizerParam,

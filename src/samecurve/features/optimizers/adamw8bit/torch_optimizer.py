@@ -16,7 +16,7 @@ import torch
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.features.optimizers.adamw8bit import block_size
-from samecurve.torch_engine.optimizers.optimizer import (
+from samecurve.torch_engine.optimizers import (
     ConfigOptimizer,
     Member,
     OptimizerParam,

@@ -17,7 +17,7 @@ import torch
 
 from samecurve.core.config.sections import Optimizer
 from samecurve.features.optimizers.muon import muon_names
-from samecurve.torch_engine.optimizers.optimizer import (
+from samecurve.torch_engine.optimizers import (
     ConfigOptimizer,
     Member,
     OptimizerParam,

@@ -14,7 +14,7 @@ from torch import nn
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.base import norm_of
+from samecurve.torch_engine.strategies import norm_of
 
 
 class Reducer:

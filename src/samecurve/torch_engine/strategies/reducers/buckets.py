@@ -11,7 +11,7 @@ from torch import nn
 
 from samecurve.core.strategies import BUCKET_BYTES
 from samecurve.errors import NotSameBitsError, UserError
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

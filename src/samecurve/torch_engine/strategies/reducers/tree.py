@@ -100,7 +100,12 @@ class Tree(Reducer):
         if present := [gradient for gradient in summed if gradient is not None]:
             torch._foreach_add_(present, 0.0)  # as without_negative_zeros()
         for parameter, gradient in zip(first, summed, strict=True):
-            parameter.grad = _laid_out(gradient, parameter)
+            if gradient is None:  # no microbatch used the parameter
+                parameter.grad = torch.zeros_like(parameter)
+            elif gradient.stride() == parameter.stride():
+                parameter.grad = gradient
+            else:  # with the parameter's strides, as TreeExchange leaves it
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)
 
     def close(self) -> None:
         for queue in self._queues:
@@ -151,14 +156,3 @@ def add_gradients(left: Gradients, right: Gradients) -> Gradients:
     if both:
         torch._foreach_add_([a for a, _ in both], [b for _, b in both])
     return [b if a is None else a for a, b in zip(left, right, strict=True)]
-
-
-def _laid_out(gradient: torch.Tensor | None, parameter: nn.Parameter) -> torch.Tensor:
-    """The gradient with the parameter's strides, as TreeExchange leaves it; zeros where no
-    microbatch used the parameter.
-    """
-    if gradient is None:
-        return torch.zeros_like(parameter)
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)

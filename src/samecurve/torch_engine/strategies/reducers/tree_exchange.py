@@ -5,7 +5,7 @@ sends every other rank that rank's shard of its nodes (all_to_all), adds up its 
 tree, and gets the sums of all shards (all_gather). No collective adds anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,8 @@ from samecurve.torch_engine.strategies.reducers.buckets import Bucket, Gradients
 _all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _AHEAD = 2  # buckets that are on their way before the first of them is waited for
 Held = Sequence[tuple[Node, Gradients]]  # the nodes of a step's tree that a rank has
+NodesByRank = Sequence[Sequence[Node]]
+Received = Callable[[], Iterator[tuple[Node, torch.Tensor]]]  # waits for the pieces of nodes
 
 
 class TreeExchange:
@@ -42,7 +44,7 @@ class TreeExchange:
     ) -> None:
         self._comm, self._microbatches_of = comm, microbatches_of
         self._buckets = [_Bucket(parameters, comm.world_size, backend) for parameters in buckets]
-        self._nodes: dict[int, list[list[Node]]] = {}
+        self._nodes: dict[int, NodesByRank] = {}
         # buckets whose shards are on their way, each with the work that is left then
         self._scattered: list[tuple[_Bucket, Callable[[], None]]] = []
         self._gathered: list[tuple[_Bucket, Work]] = []
@@ -53,10 +55,9 @@ class TreeExchange:
         held: the nodes of the step's tree that this rank has
         num_microbatches: of the whole step
         """
-        nodes = self._nodes_by_rank(num_microbatches)
         bucket = self._buckets[number]
-        sends = bucket.scatter(held, nodes, self._comm)
-        self._scattered.append((bucket, partial(bucket.add, sends, nodes, num_microbatches)))
+        received = bucket.scatter(held, self._nodes_by_rank(num_microbatches), self._comm)
+        self._scattered.append((bucket, partial(bucket.add, received, num_microbatches)))
         if len(self._scattered) > _AHEAD:
             self._add_and_gather()  # it had time to arrive, while later buckets were computed
 
@@ -69,7 +70,7 @@ class TreeExchange:
             bucket.set_gradients()
         self._gathered.clear()
 
-    def _nodes_by_rank(self, num_microbatches: int) -> list[list[Node]]:
+    def _nodes_by_rank(self, num_microbatches: int) -> NodesByRank:
         if num_microbatches not in self._nodes:
             self._nodes[num_microbatches] = [
                 subtrees(self._microbatches_of(num_microbatches, rank), num_microbatches)
@@ -101,56 +102,22 @@ class _Bucket(Bucket):
         self._received: list[torch.Tensor] = []
         self._shard_sum = self._sum = self.piece()[0]
 
-    def scatter(
-        self,
-        held: Held,
-        nodes: Sequence[Sequence[Node]],
-        comm: Comm,
-    ) -> list[tuple[Work, torch.Tensor]]:
-        """Start sending each rank its shard of every node of this rank.
+    def scatter(self, held: Held, nodes: NodesByRank, comm: Comm) -> Received:
+        """Start sending each rank its shard of every node of this rank. nodes: of each rank"""
+        while len(self._received) < max(map(len, nodes)):
+            self._received.append(self._comm_zeros().view(comm.world_size, self.shard_size))
+        like = self._received[0]
+        sent = (
+            self.filled(gradients, number).to(like.device).view_as(like)
+            for number, (_, gradients) in enumerate(held)
+        )
+        return send_nodes(sent, nodes, comm, like[:0], self._received)
 
-        nodes: the nodes of each rank
-
-        Returns pairs: the work to wait for, and the tensor that must live until then.
-        """
-        sends = []
-        for number in range(max(map(len, nodes))):
-            if number == len(self._received):
-                self._received.append(self._comm_zeros())
-            received = self._received[number]
-            if number < len(held):
-                sent = self.filled(held[number][1], number).to(received.device)
-                sent_sizes = [self.shard_size] * comm.world_size
-            else:
-                sent, sent_sizes = received[:0], [0] * comm.world_size
-            received_sizes = [self.shard_size if number < len(others) else 0 for others in nodes]
-            work = dist.all_to_all_single(
-                received[: sum(received_sizes)],
-                sent,
-                received_sizes,
-                sent_sizes,
-                group=comm.group,
-                async_op=True,
-            )
-            sends.append((work, sent))
-        return sends
-
-    def add(
-        self,
-        sends: Sequence[tuple[Work, torch.Tensor]],
-        nodes: Sequence[Sequence[Node]],
-        num_microbatches: int,
-    ) -> None:
+    def add(self, received: Received, num_microbatches: int) -> None:
         """Sum this rank's shard along the tree, from the nodes that all ranks have sent."""
-        for work, _ in sends:
-            work.wait()
         tree: TreeSum[torch.Tensor] = TreeSum(num_microbatches, torch.Tensor.add_)
-        offsets = [0] * len(sends)
-        for nodes_of_rank in nodes:
-            for number, node in enumerate(nodes_of_rank):
-                begin = offsets[number]
-                offsets[number] += self.shard_size
-                tree.give(node, self._received[number][begin : offsets[number]])
+        for node, shard in received():
+            tree.give(node, shard)
         self._shard_sum = without_negative_zeros(tree.total())
 
     def gather(self, comm: Comm) -> Work:
@@ -161,15 +128,60 @@ class _Bucket(Bucket):
             work = _all_gather(self._sum, self._shard_sum, group=comm.group, async_op=True)
             return work
         # all_to_all in place of all_gather, which took twice as long with Gloo
-        rows = self._received[0].view(comm.world_size, self.shard_size)
+        rows = self._received[0]
         rows[1:] = self._shard_sum  # the shard's sum lies in the first row already
-        work = dist.all_to_all_single(self._sum, self._received[0], group=comm.group, async_op=True)
+        work = dist.all_to_all_single(self._sum, rows.view(-1), group=comm.group, async_op=True)
         return work
 
     def set_gradients(self) -> None:
         if self._staged:
             self.piece()[0].copy_(self._sum)
         super().set_gradients()
+
+
+def send_nodes(
+    held: Iterable[torch.Tensor],
+    nodes: NodesByRank,
+    comm: Comm,
+    like: torch.Tensor,
+    memory: Sequence[torch.Tensor] = (),
+) -> Received:
+    """Start to send each rank its piece of the nodes that this rank holds.
+
+    held: the nodes of this rank, each [ranks, size]; the next is made when the one before is sent
+    nodes: those that each rank holds
+    like: a tensor [0, size] of a node's form
+    memory: for what is received, each [ranks, size]; none: it is allocated
+
+    Returns what waits for the pieces of all ranks, and gives them from left to right.
+    """
+    size, rest = like.shape[1], iter(held)
+    sendings: list[tuple[Work, torch.Tensor, torch.Tensor]] = []  # sent, and received
+    for number in range(max(map(len, nodes))):
+        has_node = [number < len(of_rank) for of_rank in nodes]
+        sent, count = next(rest, like), sum(has_node)
+        received = memory[number][:count] if memory else like.new_empty(count, size)
+        work = dist.all_to_all_single(
+            received.view(-1),
+            sent.view(-1),
+            [size * has for has in has_node],
+            [sent.shape[0] and size] * comm.world_size,
+            group=comm.group,
+            async_op=True,
+        )
+        sendings.append((work, sent, received))
+    return lambda: _in_order(sendings, nodes)
+
+
+def _in_order(
+    sendings: Sequence[tuple[Work, torch.Tensor, torch.Tensor]], nodes: NodesByRank
+) -> Iterator[tuple[Node, torch.Tensor]]:
+    for work, _, _ in sendings:
+        work.wait()
+    rows = [iter(received) for _, _, received in sendings]
+    for of_rank in nodes:
+        for number, node in enumerate(of_rank):
+            yield node, next(rows[number])
 
 
 def without_negative_zeros(total: torch.Tensor) -> torch.Tensor:

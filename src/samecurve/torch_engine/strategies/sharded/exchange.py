@@ -1,60 +1,15 @@
-"""The nodes of a step's tree that ranks have, exchanged between them and added up.
-
-Each rank answers for one piece of the numbers: it is sent that piece of every node of every rank.
+"""Flat pieces of the gradient, added along a step's tree: of one rank, and over copies of a model
+that have some of its nodes each.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 
-# public in torch.distributed, where type checkers don't see it
-from torch._C._distributed_c10d import Work
-
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.torch_engine.process_group import Comm
-
-NodesByRank = Sequence[Sequence[Node]]
-_Sending = tuple[Work, torch.Tensor, torch.Tensor]  # what was sent, and what is received
-
-
-def send_nodes(
-    held: Sequence[torch.Tensor], nodes: NodesByRank, comm: Comm, like: torch.Tensor
-) -> Callable[[], list[tuple[Node, torch.Tensor]]]:
-    """Start to send each rank its piece of the nodes that this rank holds, each [ranks, size].
-
-    nodes: those that each rank holds
-    like: a tensor of a node's form
-
-    Returns what waits for the pieces of all ranks, and gives them from left to right.
-    """
-    sendings: list[_Sending] = []
-    for number in range(max(map(len, nodes))):
-        has_node = [number < len(of_rank) for of_rank in nodes]
-        size = like.shape[1]
-        sent = held[number] if number < len(held) else like.new_empty(0, size)
-        received = like.new_empty(sum(has_node), size)
-        work = dist.all_to_all_single(
-            received.view(-1),
-            sent.view(-1),
-            [size * has for has in has_node],
-            [size * (number < len(held))] * comm.world_size,
-            group=comm.group,
-            async_op=True,
-        )
-        sendings.append((work, sent, received))
-    return lambda: list(_in_order(sendings, nodes))
-
-
-def _in_order(
-    sendings: Sequence[_Sending], nodes: NodesByRank
-) -> Iterator[tuple[Node, torch.Tensor]]:
-    for work, _, _ in sendings:
-        work.wait()
-    rows = [iter(received) for _, _, received in sendings]
-    for of_rank in nodes:
-        for number, node in enumerate(of_rank):
-            yield node, next(rows[number])
+from samecurve.torch_engine.strategies.reducers.tree_exchange import NodesByRank, send_nodes
 
 
 class FlatTree:
@@ -71,10 +26,11 @@ class FlatTree:
     def total(self) -> torch.Tensor:
         return self._tree.total()
 
-    def give(self, nodes: Sequence[tuple[Node, torch.Tensor]]) -> None:
+    def give(self, nodes: Iterable[tuple[Node, torch.Tensor]]) -> None:
         """Add the values of some nodes, from left to right. They are overwritten, and may be rows
         of larger pieces of memory, which are not kept.
         """
+        nodes = list(nodes)
         memory = {_memory(values) for _, values in nodes}
         for node, values in nodes:
             self._tree.give(node, values)

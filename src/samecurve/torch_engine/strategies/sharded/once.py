@@ -11,7 +11,8 @@ import torch
 
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.torch_engine.strategies.reducers.tree import add_gradients
-from samecurve.torch_engine.strategies.sharded.exchange import FlatTree, NodesByRank, send_nodes
+from samecurve.torch_engine.strategies.reducers.tree_exchange import NodesByRank, send_nodes
+from samecurve.torch_engine.strategies.sharded.exchange import FlatTree
 from samecurve.torch_engine.strategies.sharded.gathers import Key, late_gradient
 from samecurve.torch_engine.strategies.sharded.group import Gradients, WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink

@@ -10,7 +10,7 @@ from torch import nn
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_setup import autocast_rounded, repeated_blocks
 from samecurve.torch_engine.model.sharded_parameter import ShardedParameter
-from samecurve.torch_engine.strategies.base import Materialize
+from samecurve.torch_engine.strategies import Materialize
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
 from samecurve.torch_engine.strategies.sharded.weight import Places, Weight

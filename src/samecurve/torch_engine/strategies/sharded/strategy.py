@@ -22,13 +22,16 @@ from samecurve.core.determinism.microbatches import subtrees
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
 from samecurve.torch_engine.model.sharded_parameter import ShardedParameter
-from samecurve.torch_engine.optimizers.optimizer import OptimizerParam
+from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, end_group
-from samecurve.torch_engine.strategies.base import Materialize, Strategy
+from samecurve.torch_engine.strategies import Materialize, Strategy
 from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
-from samecurve.torch_engine.strategies.reducers.tree_exchange import without_negative_zeros
+from samecurve.torch_engine.strategies.reducers.tree_exchange import (
+    NodesByRank,
+    without_negative_zeros,
+)
 from samecurve.torch_engine.strategies.row_norm import RowSquares, norm_of_rows
-from samecurve.torch_engine.strategies.sharded.exchange import NodesByRank, sum_over_copies
+from samecurve.torch_engine.strategies.sharded.exchange import sum_over_copies
 from samecurve.torch_engine.strategies.sharded.gathers import Gathers
 from samecurve.torch_engine.strategies.sharded.link import ShardLink
 from samecurve.torch_engine.strategies.sharded.once import OnceOrder, OnceSums

@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 
 from samecurve.errors import UserError
 
-_SAMPLES = 16  # at most: enough to tell sizes, orders and weights apart
 Format = Literal["f64", "f32", "narrow"]
 TOLERANCE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-5, "narrow": 1e-2}
 # A smaller difference in float32 may be rounding: float64 decides, where it can be computed.
@@ -32,19 +31,6 @@ GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 5e-2}
 SURE_GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-2, "narrow": 0.1}
 
 IN_FLOAT32 = "computes in float32 in an f64 run"  # a line says so where the loss shows it
-
-# the remedy where a loss is a mean
-MEAN = (
-    'return Mean(sum, weight): sum is the loss added over what was counted (reduction="sum";'
-    " a mean times the weight), weight is how much that was (len(x) samples,"
-    " (labels != -100).sum() tokens). Both are added over all devices and divided once: a mean of"
-    " means would depend on the number of devices"
-)
-
-
-def samples_tried(micro_batch_size: int) -> int:
-    """Count of samples that are tried at once: at most a microbatch, but at least two."""
-    return min(_SAMPLES, max(2, micro_batch_size))
 
 
 def steps_tried(first: int, steps: int, steps_per_epoch: int) -> list[int]:

@@ -9,18 +9,18 @@ import torch
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.sample_keys import step_key
-from samecurve.core.split_check import TOLERANCE, Trial, compare_repeats
-from samecurve.core.split_check.split_errors import Evidence, explain, explain_draws, explain_state
 from samecurve.errors import UserError
+from samecurve.features.guard.additivity import TOLERANCE, Trial, compare_repeats
+from samecurve.features.guard.backward_code import graph_nodes
+from samecurve.features.guard.split_errors import Evidence, explain, explain_draws, explain_state
+from samecurve.features.guard.trials import RAISED, Rows, Trials
+from samecurve.features.guard.watched_lines import Watched, watch
 from samecurve.features.whole_batch.gathered_features import Features
 from samecurve.torch_engine.randomness.microbatch_context import seed_host
-from samecurve.torch_engine.split_check.backward_code import graph_nodes
-from samecurve.torch_engine.split_check.side_effects import counters_in
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials
-from samecurve.torch_engine.split_check.user_code import place_of_method
-from samecurve.torch_engine.split_check.watched_lines import Watched, watch
 from samecurve.torch_engine.step.precision import current_device
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code import place_of_method
+from samecurve.torch_engine.users_code.side_effects import counters_in
 
 _HOST = {"numpy", "Python"}  # generators that are seeded by the step, where batch_loss() draws
 
@@ -58,7 +58,7 @@ class _BatchLoss:
         total, leaves = self._total(features)
         first = self._trial(total)
         after_first = trials.attributes.changed()
-        moved = trials.generators.moved()
+        moved = trials.generators.changed()
         if moved and (not _HOST.issuperset(moved) or self._setup.has_several_devices):
             return self._error_of_draws(features)
         if moved:  # on every device the same from now on, and after a resume

@@ -1,9 +1,7 @@
-"""Which microbatch of a step is computed again, and what it means if the bits of its gradient are
-not the same each time.
+"""What it means if the bits of a gradient are not the same each time that it is computed.
 
 Nothing else sees a device that computes wrong: the sum gives its gradient to all devices alike.
-Each engine computes and hashes; here the microbatch is chosen, hashes are judged, and a difference
-is told in words.
+Each engine computes and hashes; here hashes are judged, and a difference is told in words.
 """
 
 from collections import Counter
@@ -14,48 +12,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import ASK_SAME_BITS, FaultyDeviceError, RunError
-from samecurve.features.sentinel import SentinelRule
+from samecurve.features.guard import Choice, SentinelRule
 from samecurve.units import join_words, some
 
 Kind = Literal["transient", "lasting", "not deterministic"]
 Row = NDArray[np.int64]  # the hash of each array of a gradient
-_STREAM = 0x73656E74  # keeps the choice apart from other numbers that follow from the seed
 _SHOWN = 8  # samples and devices in a message
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The microbatch of a step that is computed again.
-
-    number: of the microbatch. device: of the plan, which has it in the step. phase: of the step.
-    """
-
-    number: int
-    device: int
-    phase: int = 0
-
-
-def choose(plan: Plan, step: int, count: int, *, phases: int = 1) -> Choice:
-    """The microbatch of a step, by the seed alone.
-
-    step: counted from 0. count: microbatches of the step. phases: updates in a step
-    """
-    key = step_key(plan.fixed.seed ^ _STREAM, 0, step)
-    number, phase = key % count, key // count % phases
-    devices = range(plan.layout.num_devices)
-    device = next(at for at in devices if number in plan.batch.microbatches_of(count, at))
-    return Choice(number, device, phase)
-
-
-def is_due(rule: SentinelRule, step: int, first_step: int) -> bool:
-    """Whether a step, counted from 0, is checked. The first step of a start is, too: it tells at
-    once whether the devices and the kernels can be compared.
-    """
-    return step == first_step or (step + 1) % rule.every == 0
 
 
 def alike(plan: Plan) -> list[list[int]]:
@@ -158,7 +123,7 @@ class CheckedGradient:
 
         RunError: train.on_sentinel is stop.
         """
-        cause, remedy = self._cause(finding, times), self._remedy(finding)
+        cause, remedy = self.cause(finding, times), self._remedy(finding)
         if self.rule.on_difference == "stop":
             where = "train.sentinel"
             if finding.kind == "lasting":
@@ -177,7 +142,8 @@ class CheckedGradient:
             "arrays": [self.names[place] for place in finding.arrays],
         }
 
-    def _cause(self, finding: Finding, times: Sequence[int]) -> str:
+    def cause(self, finding: Finding, times: Sequence[int]) -> str:
+        """What differs, where, in words."""
         ids = some([str(sample) for sample in self.ids], _SHOWN)
         first, more = self.names[finding.arrays[0]], len(finding.arrays) - 1
         what = f"the gradient of {first}" + (f" (and of {more} more arrays)" if more else "")

@@ -1,7 +1,9 @@
-"""train.sentinel: now and then one microbatch's gradient is computed again, on every device, and
-the bits must be the same: it finds a device that computes wrong.
+"""The guard: a run proves as it goes that its curve is the one that any other devices would give.
 
-`verdict.py` chooses the microbatch and judges the hashes, which each engine's hooks compute.
+Before the first step it tries whether the loss adds up over samples (split_check.py). In every step
+it sees that the loss writes into no weight, and some steps are probed (step_guard.py): a microbatch
+is computed again, in parts, and on every rank. train.sentinel asks for more of it
+(recomputation.py), to find devices that compute wrong.
 """
 
 from dataclasses import dataclass
@@ -11,15 +13,20 @@ from pydantic import Field, NonNegativeInt
 
 from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.feature_list import sees_whole_batch
 from samecurve.core.planning import Decision
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
+from samecurve.core.planning.plan import Plan
 from samecurve.core.strategies import StrategySpec
 from samecurve.errors import UserError
 from samecurve.units import counted, join_words
+
+_STREAM = 0x73656E74  # keeps the choice apart from other numbers that follow from the seed
+_EPOCHS = 8  # whose first steps are probed
 
 
 class SentinelFields(Section):
@@ -40,10 +47,75 @@ class SentinelRule:
     on_difference: Literal["stop", "warn"]
 
 
-class Sentinel(Feature[SentinelFields, SentinelRule]):
-    """The feature."""
+@dataclass(frozen=True)
+class Choice:
+    """The microbatch of a step that is computed again.
+
+    number: of the microbatch. device: of the plan, which has it in the step. phase: of the step.
+    """
+
+    number: int
+    device: int
+    phase: int = 0
+
+
+def choose(plan: Plan, step: int, count: int, *, phases: int = 1) -> Choice:
+    """The microbatch of a step, by the seed alone.
+
+    step: counted from 0. count: microbatches of the step. phases: updates in a step
+    """
+    key = step_key(plan.fixed.seed ^ _STREAM, 0, step)
+    number, phase = key % count, key // count % phases
+    devices = range(plan.layout.num_devices)
+    device = next(at for at in devices if number in plan.batch.microbatches_of(count, at))
+    return Choice(number, device, phase)
+
+
+def is_due(rule: SentinelRule | None, step: int, first_step: int) -> bool:
+    """Whether the sentinel checks a step, counted from 0. The first step of a start is checked,
+    too: it tells at once whether the devices and the kernels can be compared.
+    """
+    return rule is not None and (step == first_step or (step + 1) % rule.every == 0)
+
+
+def is_probed(plan: Plan, step: int, first_step: int) -> bool:
+    """Whether a step, counted from 0, is probed: the first of a start; steps 2, 4, 8, ...; the
+    first of each epoch up to the eighth; those after evaluations 1, 2, 4, 8, ...
+    """
+    epochs, of_epoch = divmod(step, plan.order.steps_per_epoch)
+    evaluations, since = divmod(step, plan.every.evaluate or plan.steps + 1)
+    return (
+        step == first_step
+        or _is_power(step + 1)
+        or (not of_epoch and epochs < _EPOCHS)
+        or (not since and _is_power(evaluations))
+    )
+
+
+def next_probe(plan: Plan, rule: SentinelRule | None, step: int) -> int:
+    """The first step after this one that is probed, or that the sentinel checks."""
+    between, of_epoch = plan.every.evaluate, plan.order.steps_per_epoch
+    following = [(1 << (step + 1).bit_length()) - 1]
+    if (epoch := step // of_epoch + 1) < _EPOCHS:
+        following.append(epoch * of_epoch)
+    if between:
+        following.append(between << (step // between).bit_length())
+    if rule is not None:
+        following.append(((step + 1) // rule.every + 1) * rule.every - 1)
+    return min(following)
+
+
+def _is_power(number: int) -> bool:
+    """Whether it is 1, 2, 4, 8, ..."""
+    return number > 0 and not number & (number - 1)
+
+
+class Guard(Feature[SentinelFields, SentinelRule]):
+    """The feature. Each training brings it."""
 
     order = 300
+    plan_key = "sentinel"
+    brought_by = ("training",)
     fields = SentinelFields
     value = SentinelRule
     banner = {"sentinel": "sentinel: "}
@@ -108,4 +180,4 @@ def _warnings(layout: Layout) -> tuple[str, ...]:
     return (warning,)
 
 
-FEATURE = Sentinel()
+FEATURE = Guard()

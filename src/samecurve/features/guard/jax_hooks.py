@@ -7,7 +7,7 @@ weights and rows of the step: it checks the devices, and not the very numbers th
 """
 
 import socket
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -19,15 +19,12 @@ from jax.stages import Wrapped
 
 from samecurve.core.determinism.data_order import by_length
 from samecurve.core.events import Event
-from samecurve.core.protocols import Batch
-from samecurve.features.sentinel import SentinelRule
-from samecurve.features.sentinel.verdict import (
+from samecurve.core.protocols import Batch, TrialRows
+from samecurve.features.guard import Choice, SentinelRule, choose, is_due
+from samecurve.features.guard.verdict import (
     CheckedGradient,
-    Choice,
     Row,
     alike,
-    choose,
-    is_due,
     judge,
 )
 from samecurve.jax_engine.array_types import Arrays
@@ -47,18 +44,36 @@ _HOST_NAME = 64  # bytes
 
 
 class Hooks(JaxHooks):
-    """Checks some steps of an engine."""
+    """Tries a loss that takes rows together before the first step, and checks some steps."""
 
-    value: SentinelRule
+    value: SentinelRule | None
+
+    @property
+    def _rule(self) -> SentinelRule:
+        assert self.value is not None
+        return self.value
 
     @cached_property
     def arrays(self) -> list[str]:
         """The names of the arrays that are hashed."""
         return list(self.engine.setup.layout.trained)
 
+    def begin_training(self, state: Any, rows: TrialRows, *, is_split: bool) -> None:
+        """UserError: the loss does not add up over rows that are computed together."""
+        if not self.engine.takes_whole_rows or len(rows.ids) < 2:
+            return
+        from samecurve.features.guard.additivity import lines_or_refuse
+        from samecurve.features.guard.jax_rows import whole_rows_error
+
+        sums_of = partial(self.engine.trial_sums, state, rows)
+        error = whole_rows_error(sums_of, len(rows.ids), self.engine.plan)
+        allowed = self.engine.plan.compute.allow_coupled
+        lines = lines_or_refuse(error, repeats=True, is_split=is_split, allowed=allowed)
+        self.engine.notes += lines
+
     def before_step(self, state: Any, batch: Batch) -> None:
         """Compare gradients of one microbatch, in steps in which the sentinel does so."""
-        if not is_due(self.value, batch.step, self.engine.first_step):
+        if self.value is None or not is_due(self.value, batch.step, self.engine.first_step):
             return
         choice = choose(self.engine.plan, batch.step, batch.num_microbatches)
         inputs = self.engine.inputs_of(state, batch, choice.device, choice.number)
@@ -84,7 +99,7 @@ class Hooks(JaxHooks):
             finding = judge(times, groups)
         gradient = CheckedGradient(
             plan=self.engine.plan,
-            rule=self.value,
+            rule=self._rule,
             step=batch.step,
             choice=choice,
             count=batch.num_microbatches,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.core.split_check.split_errors import Place
-from samecurve.torch_engine.split_check.user_code import kind_of, place_of
+from samecurve.features.guard.split_errors import Place
+from samecurve.torch_engine.users_code import kind_of, place_of
 
 
 def accumulated_hook(model: nn.Module) -> Place | None:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from samecurve.core.split_check.split_errors import Place
-from samecurve.torch_engine.split_check.blamed_calls import function_name
-from samecurve.torch_engine.split_check.side_effects import GeneratorStates, equal
-from samecurve.torch_engine.split_check.user_code import Site, caller, kind_of, shown_path, site_of
+from samecurve.features.guard.blamed_calls import function_name
+from samecurve.features.guard.split_errors import Place
+from samecurve.torch_engine.users_code import Site, caller, kind_of, shown_path, site_of
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates, equal
 
 _GENERATORS = ""  # among what is read: no attribute or buffer has this name
 # the call of a generator in a line of code

@@ -11,11 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+
+from samecurve.errors import RunError
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.step.setup import EngineSetup
 
 # Any: attributes of a user's objects
 Attribute = dict[str, Any]  # name -> value, as an object or a dict holds them
@@ -233,7 +238,7 @@ class GeneratorStates:
         }
         self._before = {name: read() for name, (read, _) in self._access.items()}
 
-    def moved(self) -> list[str]:
+    def changed(self) -> list[str]:
         """Names of the generators that have drawn."""
         return [
             name
@@ -250,6 +255,31 @@ class GeneratorStates:
         return [
             str(read()) for name, (read, _) in self._access.items() if name not in self._of_torch
         ]
+
+
+@contextmanager
+def undone(setup: "EngineSetup") -> Iterator[None]:
+    """Put back what forward passes inside of it change beside gradients, on this process's devices.
+
+    RunError: something is not as it was.
+    """
+    task = getattr(setup.task, "task", setup.task)
+    noted: list[Attributes | Buffers | GeneratorStates] = []
+    models = setup.strategy.models
+    for model, device in zip(models, setup.devices[: len(models)], strict=True):
+        attributes = Attributes(model, task)
+        noted += [GeneratorStates(device, attributes.generators()), Buffers(model), attributes]
+    try:
+        yield
+    finally:
+        for each in noted:
+            each.put_back()
+    left = [name for each in noted for name in each.changed()]
+    if left:
+        raise RunError(
+            f"a trial of the loss has changed {left[0]}, and it could not be put back",
+            "this is a fault of the program's own: please report it, with the task's code",
+        )
 
 
 Access = tuple[Callable[[], Any], Callable[[Any], object]]  # read and write a generator's state

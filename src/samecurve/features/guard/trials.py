@@ -15,12 +15,9 @@ import torch
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
-from samecurve.core.split_check import Format, Trial
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.torch_engine.model.model_setup import run_uncompiled
-from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
-from samecurve.torch_engine.split_check.trial_conditions import (
+from samecurve.features.guard.additivity import Format, Trial
+from samecurve.features.guard.trial_conditions import (
     Float64Inside,
     full_float32,
     model_in_float64,
@@ -28,10 +25,13 @@ from samecurve.torch_engine.split_check.trial_conditions import (
     norms_frozen,
     widened,
 )
-from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients, gradients_of
-from samecurve.torch_engine.split_check.written_weights import WeightVersions
+from samecurve.features.guard.trial_gradients import Digests, gradients_of
+from samecurve.features.guard.written_weights import WeightVersions
+from samecurve.torch_engine.model.model_setup import run_uncompiled
+from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code.side_effects import Attributes, Buffers, GeneratorStates
 
 _COPIED = 500_000_000  # parameters at most, of a model whose weights are copied for a trial
 # what a loss may raise for samples, or a number format, that it does not expect; what a task's code
@@ -61,20 +61,23 @@ class Tried(NamedTuple):
     """
 
     losses: Mapping[str, Trial]
-    gradients: Gradients | None = None
+    gradients: Digests | None = None
 
 
 class TriedParts(NamedTuple):
-    """The losses of some samples and of their parts, without gradients.
+    """The losses of some samples and of their parts.
 
-    rest: how the gradients differ; None: some can't be computed
     failed: why the loss of a part can't be computed; None: it can
     """
 
     whole: Tried
     parts: Sequence[Tried]
-    rest: GradientRest | None
     failed: UserError | None
+
+    @property
+    def have_gradients(self) -> bool:
+        """Whether all gradients could be computed."""
+        return all(each.gradients is not None for each in (self.whole, *self.parts))
 
 
 class Trials:
@@ -104,8 +107,11 @@ class Trials:
     # --- conditions
 
     @contextmanager
-    def prepared(self) -> Iterator[None]:
-        """Losses can be computed inside of it; afterwards everything is as before."""
+    def prepared(self, *, in_step: bool = False) -> Iterator[None]:
+        """Losses can be computed inside of it; afterwards everything is as before.
+
+        in_step: earlier phases have run, in the step in work
+        """
         task = getattr(self._setup.task, "task", self._setup.task)
         with ExitStack() as stack:
             stack.enter_context(norms_frozen(self._model))
@@ -118,7 +124,7 @@ class Trials:
             self.generators = GeneratorStates(self._setup.device, self.attributes.generators())
             self._versions = WeightVersions(self._setup.strategy)
             stack.callback(self.put_back)
-            if self.phase_number:
+            if self.phase_number and not in_step:
                 stack.enter_context(self._after_earlier_phases(task))
             yield
 
@@ -235,22 +241,16 @@ class Trials:
             return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
 
     def tried_parts(self, rows: Rows, parts: Sequence[Rows], *, with_gradient: bool) -> TriedParts:
-        """The losses of samples and of their parts, and how their gradients differ."""
+        """The losses of samples and of their parts."""
         whole = self.tried(rows, with_gradient=with_gradient)
         self.put_back()
-        rest = GradientRest(whole.gradients) if whole.gradients is not None else None
-        whole = whole._replace(gradients=None)  # rest has them
         losses, failed = [], None
         for each in parts:
             part, error = self.tried_part(each, with_gradient=with_gradient)
             self.put_back()
             failed = failed or error
-            if part.gradients is None:
-                rest = None
-            elif rest is not None:
-                rest.subtract(part.gradients)
-            losses.append(part._replace(gradients=None))
-        return TriedParts(whole, losses, rest, failed)
+            losses.append(part)
+        return TriedParts(whole, losses, failed)
 
     def tried(self, rows: Rows, *, with_gradient: bool = False) -> Tried:
         """The losses, with the gradients where they can be computed."""

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from samecurve.core.split_check import (
-    MEAN,
+from samecurve.core.determinism.mean import RETURN_MEAN
+from samecurve.errors import UserError
+from samecurve.features.guard.additivity import (
     Finding,
     Trial,
     number_text,
     relative_difference,
     samples_text,
 )
-from samecurve.errors import UserError
 
 ALLOW = "--set train.allow_coupled=true trains it all the same"
 _WHOLE_BATCH = (
@@ -128,7 +128,7 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
         )
     if finding.kind == "mean":
         by = f". {evidence.place.function} takes it" if evidence.place else ""
-        return UserError(f"{evidence.what} {finding.text}{by}", MEAN, where)
+        return UserError(f"{evidence.what} {finding.text}{by}", RETURN_MEAN, where)
     once = _counted_once(evidence, rounded)
     if finding.kind == "coupled" and once is not None:
         return _explain_once(once, evidence, where)
@@ -328,7 +328,7 @@ def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: 
     if place.how == "reduced" and place.is_number and name in _LOSSES | _DIVISIONS:
         return UserError(
             f"{place.function} divides within the microbatch: {cause}",
-            f"leave the division to the program: {MEAN}",
+            f"leave the division to the program: {RETURN_MEAN}",
             where,
         )
     what, remedy = _WORDS[place.how]

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from samecurve.torch_engine.optimizers.optimizer import own_part
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.optimizers import own_part
+from samecurve.torch_engine.strategies import Strategy
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 # by the format of a number: integers of its size, and how many bits of its fraction may turn
@@ -48,8 +48,8 @@ class NarrowestFormat(TorchFunctionMode):
         return result
 
     def _note(self, function: Any) -> None:
-        from samecurve.torch_engine.split_check.blamed_calls import function_name
-        from samecurve.torch_engine.split_check.user_code import caller, site_of
+        from samecurve.features.guard.blamed_calls import function_name
+        from samecurve.torch_engine.users_code import caller, site_of
 
         self.function, self.where = function_name(function), site_of(caller(), None).where
 

@@ -10,13 +10,11 @@ from operator import attrgetter
 
 import torch
 
-from samecurve.core.protocols import Batch, Round
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
-from samecurve.torch_engine.optimizers.optimizer import local_view
+from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
 
 VERSION = attrgetter("_version")
 _CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
@@ -89,60 +87,11 @@ def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[in
 
 def thaw_error(setup: EngineSetup, name: str) -> UserError:
     """The error of a weight that the loss thaws."""
-    from samecurve.core.split_check.split_errors import explain_thawed
-    from samecurve.torch_engine.split_check.user_code import place_of_method
+    from samecurve.features.guard.split_errors import explain_thawed
+    from samecurve.torch_engine.users_code import place_of_method
 
     method = "features" if setup.plan.sees_whole_batch else "loss"
     return explain_thawed(name, place_of_method(setup.task, method))
-
-
-class WriteWatch:
-    """The hooks of a training step that watch its weights: they have the same versions after the
-    last backward pass of a step as before its first forward pass; in the first step of a start, and
-    in steps 2, 4, 8 and so on, the same bits.
-    """
-
-    def __init__(self, step: TrainingStep) -> None:
-        self._step = step
-        self._frozen = FrozenWeights(step.strategy)
-        self._versions: WeightVersions | None = None
-        self._bits: WeightBits | None = None
-        self._batch: Batch[list[Round]] | None = None  # of the step in work
-        step.before_step.append(self.before_step)
-        step.after_reduction.append(self.after_reduction)
-
-    def before_step(self, batch: Batch[list[Round]]) -> None:
-        self._batch = batch
-        if self._versions is None or not batch.step & (batch.step + 1):
-            self._versions = WeightVersions(self._step.strategy)
-            self._bits = WeightBits(self._step.strategy)
-        versions = self._versions  # what follows is versions.note(): each step comes here
-        versions.before = list(map(VERSION, versions.tensors))
-
-    def after_reduction(self) -> bool:
-        """Returns True: the hook comes again.
-
-        UserError: the loss of this step has written into a weight, or has thawed one.
-        """
-        versions = self._versions
-        assert versions is not None
-        if self._bits is None and versions.before == list(map(VERSION, versions.tensors)):
-            return True
-        written = versions.written() or (self._bits and self._bits.written())
-        if written:
-            raise write_error(self._step.setup, written, self._again)
-        if thawed := self._frozen.thawed():
-            raise thaw_error(self._step.setup, thawed)
-        self._batch = self._bits = None
-        return True
-
-    def _again(self) -> None:
-        """Compute the loss of this process's first microbatch once more."""
-        step, batch = self._step, self._batch
-        assert batch is not None
-        microbatch = next(filter(None, (of_round[0] for of_round in batch.rounds)))
-        with step.setup.contexts[0].within(step.keys_of(microbatch), number=microbatch.number):
-            step.forward(0, microbatch, batch.progress)
 
 
 def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> UserError:
@@ -150,10 +99,10 @@ def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> U
 
     again: computes the loss once more
     """
-    from samecurve.core.split_check.split_errors import explain_written
-    from samecurve.torch_engine.split_check.side_effects import GeneratorStates
-    from samecurve.torch_engine.split_check.user_code import place_of_method
-    from samecurve.torch_engine.split_check.watched_lines import watch
+    from samecurve.features.guard.split_errors import explain_written
+    from samecurve.features.guard.watched_lines import watch
+    from samecurve.torch_engine.users_code import place_of_method
+    from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
     where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
     if not setup.strategy.gathers_weights:

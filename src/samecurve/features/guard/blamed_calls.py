@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from samecurve.core.split_check.split_errors import Place
-from samecurve.torch_engine.optimizers.optimizer import local_view
-from samecurve.torch_engine.split_check.user_code import caller, kind_of, site_of
+from samecurve.features.guard.split_errors import Place
+from samecurve.torch_engine.optimizers import local_view
+from samecurve.torch_engine.users_code import caller, kind_of, site_of
 
 # what the result of a call is to the samples
 Label = Literal["rows", "added up", "constant", "reduced", "pairs", "mixed", "unknown"]

@@ -8,14 +8,12 @@ from collections.abc import Callable, Sequence
 
 from samecurve.core.evaluation import EvalSums
 from samecurve.core.planning.plan import Plan
-from samecurve.core.split_check import SURE, Format, Trial, compare_parts
-from samecurve.core.split_check.split_errors import Evidence, explain
 from samecurve.errors import UserError
+from samecurve.features.guard.additivity import SURE, Format, Trial, compare_parts
+from samecurve.features.guard.split_errors import Evidence, explain
+from samecurve.jax_engine.evaluation import RealAndIdle
 
 _FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; all others: narrow
-
-
-RealAndIdle = tuple[EvalSums, EvalSums]  # sums of rows, and of rows that only fill up a shape
 
 
 def whole_rows_error(

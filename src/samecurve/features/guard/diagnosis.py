@@ -8,8 +8,18 @@ from collections.abc import Callable
 from functools import partial
 from itertools import combinations
 
-from samecurve.core.split_check import TOLERANCE, Finding, Format, compare_repeats
-from samecurve.core.split_check.split_errors import (
+from samecurve.errors import UserError
+from samecurve.features.guard.additivity import TOLERANCE, Finding, Format, compare_repeats
+from samecurve.features.guard.backward_code import own_backward
+from samecurve.features.guard.blamed_calls import (
+    Recorded,
+    Recording,
+    find_place,
+    first_difference,
+    first_mixing,
+)
+from samecurve.features.guard.judge import Observed
+from samecurve.features.guard.split_errors import (
     Evidence,
     Place,
     explain,
@@ -18,20 +28,10 @@ from samecurve.core.split_check.split_errors import (
     explain_failure,
     explain_state,
 )
-from samecurve.errors import UserError
-from samecurve.torch_engine.split_check.backward_code import own_backward
-from samecurve.torch_engine.split_check.blamed_calls import (
-    Recorded,
-    Recording,
-    find_place,
-    first_difference,
-    first_mixing,
-)
-from samecurve.torch_engine.split_check.judge import Observed
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials
-from samecurve.torch_engine.split_check.user_code import place_of_method
-from samecurve.torch_engine.split_check.watched_lines import watch
+from samecurve.features.guard.trials import RAISED, Rows, Trials
+from samecurve.features.guard.watched_lines import watch
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code import place_of_method
 
 _ALONE = 4  # samples that are tried one by one and in pairs
 # the tolerance for the single numbers of a tensor

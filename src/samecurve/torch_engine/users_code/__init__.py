@@ -10,6 +10,7 @@ from types import CodeType, FrameType
 from typing import Literal, NamedTuple
 
 import torch
+from torch import nn
 
 import samecurve
 
@@ -117,6 +118,11 @@ def _code(task: object, method: str) -> CodeType | None:
     function = getattr(getattr(task, "task", task), method, None)
     code: CodeType | None = getattr(getattr(function, "__func__", function), "__code__", None)
     return code
+
+
+def has_users_code(task: object, model: nn.Module) -> bool:
+    """Whether a class of the task, or of one of the model's modules, is of the user's code."""
+    return any(is_users(type(part)) for part in (getattr(task, "task", task), *model.modules()))
 
 
 def is_users(kind: type) -> bool:

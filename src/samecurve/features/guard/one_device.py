@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from samecurve.core.split_check import GRADIENTS, SURE, compare_gradients, compare_repeats
-from samecurve.core.split_check.split_errors import explain_sharded
 from samecurve.errors import UserError
+from samecurve.features.guard.additivity import GRADIENTS, SURE, compare_gradients, compare_repeats
+from samecurve.features.guard.split_errors import explain_sharded
+from samecurve.features.guard.trial_gradients import Digests, digest, norms_of
+from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried
+from samecurve.features.guard.written_weights import WeightBits, write_error
 from samecurve.torch_engine.model.model_builder import ModelBuilder
-from samecurve.torch_engine.optimizers.optimizer import own_part
-from samecurve.torch_engine.split_check.side_effects import attributes_kept
-from samecurve.torch_engine.split_check.trial_gradients import GradientRest, Gradients
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, Tried
-from samecurve.torch_engine.split_check.written_weights import WeightBits, write_error
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.strategies.base import Strategy
+from samecurve.torch_engine.strategies import Strategy
+from samecurve.torch_engine.users_code.side_effects import attributes_kept
 
 _LARGEST = 200_000_000  # parameters of a model that is computed whole
 _ROOM = 4  # copies of the weights for which a GPU must have memory
@@ -58,9 +57,7 @@ def compare_with_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Co
         return Comparison(explain_sharded(strategy, finding))
     if alone.gradients is None or sharded.gradients is None:
         return Comparison(left_out="its gradient can't be computed by itself")
-    rest = GradientRest(sharded.gradients)
-    rest.subtract(alone.gradients)
-    norms = rest.norms(setup)
+    norms = norms_of(setup, sharded.gradients, [alone.gradients])
     finding = compare_gradients(other, [one], norms, GRADIENTS[trials.format])
     return Comparison(explain_sharded(strategy, finding) if finding else None)
 
@@ -135,12 +132,12 @@ def _free_memory(model: nn.Module, laid_out: nn.Module) -> None:
             tensor.grad = None
 
 
-def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
+def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Digests:
     """This process's parts of the whole model's gradient, as often as ranks add up the same
     samples. They come to be in its backward pass, which lets go of each whole gradient at once: all
     of them would need more memory than a step.
     """
-    own: Gradients = {}
+    own: Digests = {}
     laid_out = dict(setup.strategy.models[0].named_parameters())
 
     def keep(name: str, whole: nn.Parameter) -> None:
@@ -148,8 +145,7 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Gradients:
         assert gradient is not None
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         part = setup.strategy.own_part(laid_out[name], dense) * setup.comm.world_size
-        part = part.to(own_part(laid_out[name]).device)  # shards may lie in host memory
-        own[name] = own[name] + part if name in own else part
+        own[name] = own[name] + digest(part) if name in own else digest(part)
 
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

@@ -5,6 +5,7 @@ Where something is wrong, diagnosis.py finds the line of the user's code.
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from samecurve.core.split_check import (
+from samecurve.errors import UserError
+from samecurve.features.guard.additivity import (
     DOUBTFUL,
     GRADIENTS,
     IN_FLOAT32,
@@ -20,19 +22,24 @@ from samecurve.core.split_check import (
     SURE_GRADIENTS,
     TOLERANCE,
     Finding,
+    Format,
     Trial,
     compare_gradients,
     compare_parts,
     compare_repeats,
+    number_text,
+    relative_difference,
 )
-from samecurve.errors import UserError
+from samecurve.features.guard.trial_conditions import NarrowestFormat
+from samecurve.features.guard.trial_gradients import norms_of
+from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried, TriedParts
 from samecurve.torch_engine.process_group import texts_of_all
-from samecurve.torch_engine.split_check.side_effects import Counter
-from samecurve.torch_engine.split_check.trial_conditions import NarrowestFormat
-from samecurve.torch_engine.split_check.trials import RAISED, Rows, Trials, TriedParts
-from samecurve.torch_engine.step.first_steps import HeldByTask
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code.held_by_task import HeldByTask
+from samecurve.torch_engine.users_code.side_effects import Counter
 from samecurve.units import first_and_count
+
+_GRADIENT = "its gradient"  # among numbers by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +160,11 @@ class Judge:
             return otherwise
         finally:
             trials.put_back()
-        if again.rest is None:
+        if not again.have_gradients:
             return otherwise
-        return self._finding_of_gradients(again._replace(whole=tried.whole), limit)
+        return self._finding_of_gradients(
+            again._replace(whole=again.whole._replace(losses=tried.whole.losses)), limit
+        )
 
     def _is_counting(self, seen: Observed) -> bool:
         """Whether the loss depends on how many microbatches came before."""
@@ -182,8 +191,8 @@ class Judge:
         return UserError(*json.loads(first)) if first else None
 
     def _finding_of_gradients(self, tried: TriedParts, tolerance: float) -> Finding | None:
-        assert tried.rest is not None
-        norms = tried.rest.norms(self._setup)
+        whole, *parts = (each.gradients or {} for each in (tried.whole, *tried.parts))
+        norms = norms_of(self._setup, whole, parts)
         trials = [part.losses["loss"] for part in tried.parts]
         return compare_gradients(tried.whole.losses["loss"], trials, norms, tolerance)
 
@@ -273,3 +282,57 @@ def _in_wide_format(
         return finding
     whole, *parts = (trial for trial in losses if trial)
     return compare_parts(whole, parts, tolerance)
+
+
+def error_between_ranks(
+    setup: EngineSetup, tried: Tried, samples: Sequence[int], number_format: Format
+) -> UserError | None:
+    """The error of a loss, of a mean beside it or of a gradient: all ranks have computed it of the
+    same samples, and one has got another. All ranks call it together.
+    """
+    if setup.comm.world_size == 1:
+        return None
+    numbers = {name: [trial.sum, trial.weight] for name, trial in tried.losses.items()}
+    if tried.gradients and setup.plan.layout.shards == 1:
+        total = torch.stack([one.cpu() for one in tried.gradients.values()]).sum(0)
+        numbers[_GRADIENT] = total.tolist()
+    texts = texts_of_all(setup.comm, json.dumps(numbers).encode(), setup.device)
+    first, *others = (json.loads(text) for text in texts)
+    for rank, other in enumerate(others, 1):
+        for name in first.keys() | other.keys():
+            one, two = first.get(name), other.get(name)
+            if one and two and _agree(name, one, two, number_format):
+                continue
+            ids = ", ".join(map(str, samples))
+            from samecurve.features.guard.unlike_ranks import unlike_error
+
+            return unlike_error(setup, _cause(name, f"samples {ids}", rank, one, two))
+    return None
+
+
+def _agree(name: str, one: Sequence[float], two: Sequence[float], number_format: Format) -> bool:
+    if name != _GRADIENT:
+        pairs = zip(one, two, strict=True)
+        return all(relative_difference([a], [b]) <= TOLERANCE[number_format] for a, b in pairs)
+    largest = math.sqrt(max(one[0], two[0]))
+    off = math.dist(one[1:], two[1:]) / math.sqrt(len(one) - 1)
+    return not math.isfinite(largest) or off <= GRADIENTS[number_format] * largest
+
+
+def _cause(
+    name: str,
+    samples: str,
+    rank: int,
+    one: Sequence[float] | None,
+    two: Sequence[float] | None,
+) -> str:
+    """In words. one, two: what ranks 0 and `rank` have got; None: nothing of that name"""
+    if name == _GRADIENT:
+        return f"{samples} give another gradient on rank {rank} than on rank 0"
+    what = "the loss" if name == "loss" else f'"{name}", logged beside the loss,'
+    first, other = (
+        number_text(each[0] / (each[1] or 1)) if each else "absent" for each in (one, two)
+    )
+    if first == other:
+        return f"{what} of {samples} is another one on rank {rank} than on rank 0"
+    return f"{what} of {samples} is {first} on rank 0, and {other} on rank {rank}"

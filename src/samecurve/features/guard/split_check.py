@@ -35,7 +35,8 @@ import torch
 
 from samecurve.core.feature_list import brought_by
 from samecurve.core.protocols import TrialRows
-from samecurve.core.split_check import (
+from samecurve.errors import UserError
+from samecurve.features.guard.additivity import (
     DOUBTFUL,
     TOLERANCE,
     Finding,
@@ -46,11 +47,8 @@ from samecurve.core.split_check import (
     rows_of_odd_weight,
     steps_tried,
 )
-from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.draw_sites import Draw
-from samecurve.torch_engine.split_check.judge import Drawn, Judge, Observed
-from samecurve.torch_engine.split_check.side_effects import Counter, counters_in, equal
-from samecurve.torch_engine.split_check.trials import (
+from samecurve.features.guard.judge import Drawn, Judge, Observed, error_between_ranks
+from samecurve.features.guard.trials import (
     RAISED,
     Rows,
     Stage,
@@ -59,13 +57,15 @@ from samecurve.torch_engine.split_check.trials import (
     three_parts,
     two_parts,
 )
-from samecurve.torch_engine.split_check.written_weights import (
+from samecurve.features.guard.written_weights import (
     FrozenWeights,
     WeightBits,
     thaw_error,
     write_error,
 )
+from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code.side_effects import Counter, counters_in, equal
 
 _FEW = 6  # samples that are tried with moved weights and at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
@@ -129,6 +129,18 @@ class SplitCheck:
         notes = () if verdict.error else (*self._judge.rounded, *dict.fromkeys(self._notes))
         return SplitVerdict(verdict.error, verdict.repeats, steady, notes)
 
+    def error_in_step(self, phase_number: int) -> UserError | None:
+        """The error of a few samples in parts, in a step that has begun: of the loss, of the means
+        beside it, of the gradient.
+        """
+        trials = self._trials
+        trials.phase_number = phase_number
+        few = trials.samples[:_FEW]
+        with trials.prepared(in_step=True), trials.trying(trials.step, few, two_parts(few)):
+            return self._error_of_parts(
+                few, Drawn(), with_gradient=trials.is_small(), between_ranks=True
+            )
+
     def _verdict_of_phase(self) -> SplitVerdict:
         """The list above, step by step."""
         seen = self._observed_at_the_start()
@@ -149,11 +161,12 @@ class SplitCheck:
             error = error or self._error_at(step, two_parts, with_gradient=False)
         if steps and self._is_split:  # where the warm-up of a penalty is over
             error = error or self._error_with_moved_weights(steps[-1])
-        for hooks in self._setup.features.values():
-            if hooks.checks_split and not error:
-                found = hooks.split_error(self._trials, [self._first_step, *steps])
-                error = self._judge.shared(found)
-                repeats = error is None  # devices would differ, however the batch is divided
+        if plan.sees_whole_batch and not error:
+            from samecurve.features.guard.batch_loss_check import batch_loss_error
+
+            found = batch_loss_error(self._setup, self._trials, [self._first_step, *steps])
+            error = self._judge.shared(found)
+            repeats = error is None  # devices would differ, however the batch is divided
         return SplitVerdict(error, repeats, seen.steady)
 
     # --- whole, again, in parts, far
@@ -207,7 +220,7 @@ class SplitCheck:
         trials, judge, sites = self._trials, self._judge, self._setup.draw_sites
         with sites.recording() as draws:
             whole = trials.first_loss()
-        moved = trials.generators.moved()
+        moved = trials.generators.changed()
         if not judge.agree(bool(draws or moved)):
             return whole, Drawn()
         trials.put_back()
@@ -219,7 +232,7 @@ class SplitCheck:
         is_seeded = not _HOST.isdisjoint(moved)
         sites.reseeds_host |= judge.agree(is_seeded)
         whole = trials.loss_of(trials.samples)
-        moved = [name for name in trials.generators.moved() if name not in _HOST]
+        moved = [name for name in trials.generators.changed() if name not in _HOST]
         if judge.agree(any(name.startswith("torch") for name in moved)):
             sites.reseeds_torch = True
             trials.put_back()
@@ -313,7 +326,7 @@ class SplitCheck:
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
         """Whether a method that a feature calls after an update reads one of these attributes."""
         for method in (hooks.calls for hooks in self._setup.features.values() if hooks.calls):
-            from samecurve.torch_engine.split_check.user_code import names_read
+            from samecurve.torch_engine.users_code import names_read
 
             read = names_read(self._setup.task, method)
             for name in names:
@@ -340,8 +353,8 @@ class SplitCheck:
 
     def _explained(self, name: str, reader: str, method: str) -> UserError:
         """The error of an attribute. method: of the task, which reads it."""
-        from samecurve.core.split_check.split_errors import explain_kept
-        from samecurve.torch_engine.split_check.user_code import place_of_method
+        from samecurve.features.guard.split_errors import explain_kept
+        from samecurve.torch_engine.users_code import place_of_method
 
         return explain_kept(name, reader, place_of_method(self._setup.task, method))
 
@@ -352,8 +365,8 @@ class SplitCheck:
         hooked = (p._post_accumulate_grad_hooks for p in model.parameters())  # noqa: SLF001
         if not any(hooked):
             return None
-        from samecurve.core.split_check.split_errors import explain_hook
-        from samecurve.torch_engine.split_check.backward_code import accumulated_hook
+        from samecurve.features.guard.backward_code import accumulated_hook
+        from samecurve.features.guard.split_errors import explain_hook
 
         hook = accumulated_hook(model)
         return explain_hook(hook) if hook else None
@@ -375,19 +388,36 @@ class SplitCheck:
         with trials.trying(step, few, divide(few)):
             try:
                 _, drawn = self._whole()
-                trials.put_back()
-                tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
             except RAISED:
                 return None
             finally:
                 trials.put_back()
-            error = self._judge.error_of_means(tried, drawn)
-            if error or self._judge.agree(tried.rest is None):
-                return error
-            return self._judge.error_of_gradients(tried)
+            return self._error_of_parts(few, drawn, with_gradient=with_gradient)
+
+    def _error_of_parts(
+        self, few: Rows, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False
+    ) -> UserError | None:
+        """None too where the loss can't be computed for these samples, on any rank."""
+        trials, tried = self._trials, None
+        try:
+            tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
+        except RAISED:
+            pass
+        finally:
+            trials.put_back()
+        if self._judge.agree(tried is None):
+            return None
+        assert tried is not None
+        error = self._judge.error_of_means(tried, drawn) if self._is_split else None
+        if not error and between_ranks:
+            ids = [int(trials.rows.ids[row]) for row in few]
+            error = error_between_ranks(self._setup, tried.whole, ids, trials.format)
+        if error or not self._is_split or self._judge.agree(not tried.have_gradients):
+            return error
+        return self._judge.error_of_gradients(tried)
 
     def _error_beside_one_device(self) -> UserError | None:
-        from samecurve.torch_engine.split_check.one_device import compare_with_one_device
+        from samecurve.features.guard.one_device import compare_with_one_device
 
         few = self._trials.samples[:_FEW]
         compared = compare_with_one_device(self._setup, self._trials, few)
@@ -399,7 +429,7 @@ class SplitCheck:
 
     def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
         """Find the cause; the modules that do so are imported only now."""
-        from samecurve.torch_engine.split_check.diagnosis import Diagnosis
+        from samecurve.features.guard.diagnosis import Diagnosis
 
         return Diagnosis(self._setup, self._trials).error_of(seen, finding, **known)
 

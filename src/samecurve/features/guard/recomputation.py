@@ -1,5 +1,6 @@
-"""train.sentinel under torch: before a step every device computes the gradient of one of the step's
-microbatches, which the step itself computes once more; all hashes must be equal.
+"""The gradient of one microbatch, computed by every device before the step that computes it, too:
+all hashes must be equal. Probes do so where a plan gives the same bits; train.sentinel asks for
+more of it, to find devices that compute wrong.
 
 Gradients are hashed as backward gives them, before anything is added up. So the gradient that is
 trained with is checked, too, and devices that compute side by side take no longer than one.
@@ -7,39 +8,27 @@ Buffers, attributes and random generators are put back: a step is the same to th
 not.
 """
 
-import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round
 from samecurve.errors import UserError
-from samecurve.features.sentinel import SentinelRule
-from samecurve.features.sentinel.verdict import (
-    CheckedGradient,
-    Choice,
-    Row,
-    alike,
-    choose,
-    is_due,
-    judge,
-)
+from samecurve.features.guard import Choice, SentinelRule
+from samecurve.features.guard.shared_microbatch import copy_of, find
+from samecurve.features.guard.unlike_ranks import unlike_error
+from samecurve.features.guard.verdict import CheckedGradient, Row, alike, judge
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.process_group import texts_of_all
-from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.split_check.side_effects import Attributes, Buffers, GeneratorStates
-from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.precision import in_precision, on_device
 from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.torch_engine.users_code import has_users_code
+from samecurve.torch_engine.users_code.side_effects import Buffers, undone
 
-_ALIGNMENT = 64  # bytes: what follows from where a tensor's memory begins follows from the rest
 Hashes = dict[str, torch.Tensor]  # of a gradient's arrays, by name
 
 
@@ -67,69 +56,53 @@ class _Check:
     hooks: Sequence[RemovableHandle] = ()
 
 
-class Hooks(TorchHooks):
-    """Checks each update of a step."""
+class Recomputation:
+    """One microbatch of the step in work, computed again.
 
-    def add_to(self, steps: Sequence[TrainingStep]) -> None:
-        for step in steps:
-            sentinel = Sentinel(step, self.value, phases=len(steps))
-            step.before_step.append(sentinel.before_step)
-            step.after_forward.append(sentinel.after_forward)
-            step.after_backward.append(sentinel.after_backward)
-            step.after_reduction.append(sentinel.after_reduction)
+    rule: of train.sentinel; None: a probe of the run itself
 
-
-class Sentinel:
-    """The hooks of a training step that check some of its microbatches.
-
-    phases: how many updates a step of the run has
+    UserError: the model recomputes blocks in a way that gives gradients in a step only.
     """
 
-    def __init__(self, step: TrainingStep, rule: SentinelRule, *, phases: int) -> None:
-        self._step, self._rule, self._phases = step, rule, phases
+    def __init__(
+        self,
+        step: TrainingStep,
+        rule: SentinelRule | None,
+        batch: Batch[list[Round]],
+        choice: Choice,
+        microbatch: MicroBatch,
+    ) -> None:
+        self._step, self._rule = step, rule
         self._setup, self._plan, self._strategy = step.setup, step.plan, step.strategy
         self._names = [param.name for param in step.state.trained]
         run = self._strategy.train if self._strategy.gathers_weights else self._strategy.call
         self._run = in_precision(run, step.plan, step.setup.device)
         self._bit_sums = [BitSums() for _ in step.devices]
-        self._own_devices = step.plan.layout.devices_of(step.comm.rank)
-        self._check: _Check | None = None
-        self._walked: set[int] = set()  # devices whose first graph was walked through
-
-    # The hooks:
-
-    def before_step(self, batch: Batch[list[Round]]) -> None:
-        """Choose a microbatch, and compute its gradient on every device; once more if that differs.
-
-        UserError: the model recomputes blocks in a way that gives gradients in a step only.
-        """
-        self._check = None
-        if not is_due(self._rule, batch.step, self._step.state.step):
-            return
-        count = batch.num_microbatches
-        choice = choose(self._plan, batch.step, count, phases=self._phases)
-        if choice.phase != self._step.update.number:
-            return
-        own, thread, place = self._find(batch, choice)
+        _, thread, place = find(step, batch, choice)
         check = self._check = _Check(
             choice=choice,
-            count=count,
+            count=batch.num_microbatches,
             progress=batch.progress,
-            microbatch=self._shared(own, batch.progress, choice),
+            microbatch=microbatch,
             thread=thread,
             place=place,
             buffers=[Buffers(model) for model in self._strategy.models],
             times=[[] for _ in self._plan.layout.devices],
         )
-        with self._undone():
+        with undone(self._setup):
             self._compute_everywhere(check)
             if judge(check.times, alike(self._plan)):
                 self._compute_everywhere(check)
+        step.after_forward.append(self.after_forward)
+        step.after_backward.append(self.after_backward)
+        step.after_reduction.append(self.after_reduction)
+
+    # The hooks of this step:
 
     def after_forward(self, device_index: int, is_first: bool, /) -> None:  # noqa: FBT001 - hook
         """Have the gradients hashed, if this is the microbatch that was chosen."""
         check = self._check
-        if check is None or check.thread != device_index:
+        if check.thread != device_index:
             return
         check.num_seen = 1 if is_first else check.num_seen + 1
         if check.num_seen - 1 == check.place:
@@ -137,81 +110,41 @@ class Sentinel:
 
     def after_backward(self, device_index: int, _is_first: bool, /) -> None:  # noqa: FBT001 - hook
         check = self._check
-        if check is not None and check.thread == device_index:
+        if check.thread == device_index:
             for hook in check.hooks:
                 hook.remove()
             check.hooks = ()
 
-    def after_reduction(self) -> bool:
-        """Judge all hashes, the step's own included. Returns True: the hook comes again.
+    def after_reduction(self) -> None:
+        """Judge all hashes, the step's own included. The hook does not come again.
 
-        RunError: they differ, and train.on_sentinel is stop.
+        UserError: they differ for what the loss reads. RunError: they differ, and
+        train.on_sentinel is stop.
         """
-        check = self._check
-        if check is None:
-            return True
+        step, check = self._step, self._check
+        step.after_forward.remove(self.after_forward)
+        step.after_backward.remove(self.after_backward)
         row = self._row(check.in_step)
         in_step = self._setup.comm.all_reduce(row)().cpu().numpy()
         check.times[check.choice.device].insert(0, in_step)
         finding = judge(check.times, alike(self._plan))
         is_first = min(map(len, check.times)) < 2 or self._plan.layout.num_devices == 1
         if finding and is_first and not self._strategy.gathers_weights:
-            with self._undone():
+            with undone(self._setup):
                 for buffers in check.buffers:
                     buffers.put_back()
                 self._compute_everywhere(check)
             finding = judge(check.times, alike(self._plan))
-        self._check = None
+        if not finding and self._rule is None:
+            return
         gradient = self._described(check, hosts=self._hosts() if finding else ())
         times = [len(each) for each in check.times]
-        event = gradient.report(finding, times) if finding else gradient.passed(sum(times))
-        self._setup.notes.append(event)
-        return True
-
-    # The microbatch:
-
-    def _find(
-        self, batch: Batch[list[Round]], choice: Choice
-    ) -> tuple[MicroBatch | None, int | None, int]:
-        """The microbatch, the thread that has it, and which of its microbatches it is; None, None:
-        another process has it.
-        """
-        if choice.device not in self._own_devices:
-            return None, None, 0
-        thread = choice.device - self._own_devices.start
-        in_turn = [of_round[thread] for of_round in batch.rounds]
-        for place, microbatch in enumerate(filter(None, in_turn)):
-            if microbatch.real and microbatch.number == choice.number:
-                return microbatch, thread, place
-        raise AssertionError(f"device {choice.device} has no microbatch {choice.number}")
-
-    def _shared(self, own: MicroBatch | None, progress: Progress, choice: Choice) -> MicroBatch:
-        """The microbatch, on every rank; one of them has it.
-
-        A tensor lies where it lies for its own rank, as far as kernels look at its address: they
-        may add up numbers in another order where the first ones are not aligned.
-        """
-        comm, device = self._setup.comm, self._setup.device
-        if comm.group is None:
-            assert own is not None
-            return own
-        (text,) = filter(None, texts_of_all(comm, _described(own) if own else b"", device))
-        described = json.loads(text)
-        sizes = [number_of_bytes for *_, number_of_bytes in described["arrays"].values()]
-        packed = torch.empty(sum(sizes), dtype=torch.uint8)
-        if own:
-            packed = torch.cat([_bytes_of(tensor) for tensor in own.arrays.values()])
-        comm.broadcast([packed], device, root=choice.device // len(self._own_devices))
-        if own:
-            return own
-        arrays = {}
-        parts = torch.split(packed, sizes)
-        for (name, form), part in zip(described["arrays"].items(), parts, strict=True):
-            dtype, shape, beyond, _ = form
-            arrays[name] = _unpacked(part, getattr(torch, dtype), shape, beyond)
-        seed, ids = self._plan.fixed.seed, np.array(described["ids"], np.int64)
-        keys = StagedKeys(RowKeys(seed, progress.epoch, progress.step, ids))
-        return MicroBatch(arrays, keys=keys, number=choice.number)
+        if not finding:
+            self._setup.notes.append(gradient.passed(sum(times)))
+            return
+        if self._rule is None and has_users_code(self._setup.task, self._strategy.models[0]):
+            raise unlike_error(self._setup, gradient.cause(finding, times))
+        self._setup.notes.append(gradient.report(finding, times))
 
     # Its gradient:
 
@@ -242,8 +175,7 @@ class Sentinel:
             else:
                 total = self._loss_sum(device_index, microbatch, check.progress)
                 leaves = self._strategy.leaves(device_index)
-                if device_index not in self._walked:
-                    self._walked.add(device_index)
+                if device_index == 0:
                     _refuse_reentrant(total)
                 gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
                 for name, gradient in zip(leaves, gradients, strict=True):
@@ -279,7 +211,7 @@ class Sentinel:
         step = self._step
         arrays = step.arrays_on(device_index, microbatch)
         if self._setup.devices[device_index].type == "cpu":
-            arrays = {name: _copy_of(tensor) for name, tensor in arrays.items()}
+            arrays = {name: copy_of(tensor) for name, tensor in arrays.items()}
         phase = step.update.phase
         losses = self._run(device_index, step.task.losses, arrays, progress, phase)
         total: torch.Tensor = losses["loss"].sum
@@ -313,25 +245,10 @@ class Sentinel:
         zero = torch.zeros((), dtype=torch.int64, device=device)
         return torch.stack([hashes.get(name, zero).to(device) for name in self._names])
 
-    # Around it:
-
-    @contextmanager
-    def _undone(self) -> Iterator[None]:
-        """Put back what forward passes inside of it change beside gradients."""
-        task = getattr(self._setup.task, "task", self._setup.task)
-        with ExitStack() as stack:
-            models = self._strategy.models
-            for model, device in zip(models, self._setup.devices[: len(models)], strict=True):
-                attributes = Attributes(model, task)
-                stack.callback(attributes.put_back)
-                stack.callback(Buffers(model).put_back)
-                stack.callback(GeneratorStates(device, attributes.generators()).put_back)
-            yield
-
     def _described(self, check: _Check, hosts: Sequence[str]) -> CheckedGradient:
         return CheckedGradient(
             plan=self._plan,
-            rule=self._rule,
+            rule=self._rule or SentinelRule(0, "stop"),
             step=check.progress.step,
             choice=check.choice,
             count=check.count,
@@ -346,7 +263,7 @@ class Sentinel:
         if comm.group is None:
             return []
         texts = texts_of_all(comm, socket.gethostname().encode(), self._setup.device)
-        hosts = [text.decode() for text in texts for _ in self._own_devices]
+        hosts = [text.decode() for text in texts for _ in self._plan.layout.devices_of(comm.rank)]
         return hosts if len(set(hosts)) > 1 else []
 
 
@@ -368,37 +285,3 @@ def _refuse_reentrant(total: torch.Tensor) -> None:
                 "model",
             )
         left += [following for following, _ in node.next_functions]
-
-
-def _described(microbatch: MicroBatch) -> bytes:
-    """The form of a microbatch's arrays, and its samples, for other ranks."""
-    arrays = {
-        name: (
-            str(tensor.dtype).removeprefix("torch."),
-            list(tensor.shape),
-            tensor.data_ptr() % _ALIGNMENT,
-            tensor.nbytes,
-        )
-        for name, tensor in microbatch.arrays.items()
-    }
-    return json.dumps({"arrays": arrays, "ids": microbatch.keys.rows.ids.tolist()}).encode()
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    beyond = tensor.data_ptr() % _ALIGNMENT
-    return _unpacked(_bytes_of(tensor), tensor.dtype, tensor.shape, beyond)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def _unpacked(
-    packed: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], beyond: int
-) -> torch.Tensor:
-    """A tensor of these bytes, which begins so many bytes beyond an aligned address."""
-    memory = torch.empty(len(packed) + _ALIGNMENT, dtype=torch.uint8)
-    begin = (beyond - memory.data_ptr()) % _ALIGNMENT
-    part = memory[begin : begin + len(packed)]
-    part.copy_(packed)
-    return part.view(dtype).view(*shape)
