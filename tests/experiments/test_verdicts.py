@@ -9,6 +9,7 @@ import pytest
 
 from samecurve.experiments.layout_runner import Trajectory
 from samecurve.experiments.verify.verdicts import judge
+from samecurve.experiments.verify.verify_report import conclusion
 
 if TYPE_CHECKING:
     from samecurve.core.protocols import StoredArrays
@@ -64,6 +65,7 @@ def test_rounding_of_float32_in_an_f64_run_is_told(off: float, *, says_so: bool)
     line = "task.py:7: F.linear computes in float32 in an f64 run"
     other = replace(expected, losses=[2.0 + off, 1.0], in_float32=line)
     verdict = judge("ddp:2", other, expected, tolerance=1e-10, seconds=0.0)
-    assert verdict.verdict == "FAIL"
+    assert verdict.verdict == ("PASS" if says_so else "FAIL")
     assert (line in verdict.culprit) is says_so
+    assert (", as float32 rounds" in conclusion([verdict], bits=False)) is says_so
     assert ("before any update" in verdict.culprit) is not says_so

@@ -3,6 +3,7 @@ in its file's variables begins anew.
 """
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +18,19 @@ from tiny import MACHINE, config_of
 from worlds import Pool
 
 FILES = Path(__file__).parent / "strangers"
-STEPS, BATCH = 12, 8  # more than two epochs, of which the last step is short
+STEPS, BATCH, LR = 12, 8, 0.1  # more than two epochs, of which the last step is short
 LAYOUTS = {  # strategy, devices, accumulation steps
     "one": ("single", 1, 1),
     "parts": ("single", 1, 4),
     "ddp": ("ddp", 2, 1),
     "fsdp": ("fsdp", 2, 1),
 }
+
+PLAIN = {  # a rate that stays, without clipping
+    "optimizer": {"lr": LR, "clip": 0.0},
+    "schedule": {"warmup": 0, "decay": "constant"},
+}
+SGD = {**PLAIN["optimizer"], "name": "sgd", "momentum": 0.0, "weight_decay": 0.0}
 
 
 class Outcome(NamedTuple):
@@ -48,11 +55,15 @@ def run(
     layout: str,
     *,
     exact: bool = False,
-    steps: int = STEPS,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
     resume: int | None = None,
     stop_at: int | None = None,
 ) -> Outcome:
-    """Train a case on ranks of the pool. case: file.Class; home: where the runs lie."""
+    """Train a case on ranks of the pool.
+
+    case: file.Class; home: where the runs lie
+    sections: of the config, in place of its own
+    """
     name, _, class_name = case.partition(".")
     home /= f"{class_name}-{layout}{'-exact' * exact}"
     code = home / "code"
@@ -64,12 +75,13 @@ def run(
         {
             "task": f"{code / name}.py:{class_name}",
             "batch": {"samples": BATCH, "per_device": 4} if exact else batch,
-            "optimizer": {"lr": 0.1},
+            "optimizer": {"lr": LR},
             "train": {
-                **{"steps": steps, "precision": "f64", "eval_every": 6, "save_every": 6},
+                **{"steps": STEPS, "precision": "f64", "eval_every": 6, "save_every": 6},
                 "exact": exact,
             },
             "devices": {"use": f"cpu:{world}", "strategy": strategy},
+            **(sections or {}),
         }
     )
     error = where = ""

@@ -5,7 +5,8 @@ device on several, or is refused with the cause.
 from pathlib import Path
 
 import pytest
-from stranger_runs import run
+from plain_loops import OWN, opened, plain
+from stranger_runs import PLAIN, SGD, STEPS, run
 
 from worlds import Pool
 
@@ -13,6 +14,7 @@ SHORT = {  # in make test
     "modules.PoppedLabel",
     "modules.CheckpointDropout",
     "training.Unfreezes",
+    "places.Codebook",
     "keeping.SeenSamples",
     "keeping.DefaultArgument",
     "modules.GradientNormalised",
@@ -44,6 +46,37 @@ SAME = (
     "training.Unfreezes",
     "training.LateTeacher",
     "training.FunctionalInner",
+    "places.MaxNorm",
+    "places.WeightClipping",
+    "places.TargetNetwork",
+    "places.Pruning",
+    "places.Curriculum",
+    "places.MemoryBank",
+    "places.Codebook",
+    "places.Detector",
+    "places.Dice",
+)
+AS_THE_AUTHORS = (  # whose losses draw no random numbers: those follow the samples here
+    "keeping.LruCache",
+    "keeping.WorldMean",
+    "keeping.StepSmoothing",
+    "modules.Parametrized",
+    "modules.WeightNorm",
+    "modules.Pruned",
+    "modules.InPlaceInput",
+    "modules.PoppedLabel",
+    "modules.CustomOp",
+    "modules.Adversarial",
+    "training.ShuffledColumns",
+    "training.Unfreezes",
+    "training.LateTeacher",
+    "training.FunctionalInner",
+    "places.MaxNorm",
+    "places.TargetNetwork",
+    "places.Pruning",
+    "places.MemoryBank",
+    "places.Codebook",
+    "places.Detector",
 )
 NOT_HERE = {  # what a layout can't have, and says so
     ("modules.MaskedGradient", "fsdp"): "0.weight has a hook, which would not be called",
@@ -51,6 +84,8 @@ NOT_HERE = {  # what a layout can't have, and says so
     ("training.LateTeacher", "fsdp"): "the loss reads 0.weight outside of its block's forward()",
     ("training.FunctionalInner", "fsdp"): "another tensor stands in the place of 0.weight",
     ("training.OptimizerSkips", "fsdp-exact"): "would update parts of arrays",
+    ("places.MemoryBank", "fsdp-exact"): "would update parts of arrays",
+    ("places.Codebook", "fsdp-exact"): "would update parts of arrays",
     ("training.RateInLoss", "fsdp-exact"): "would update parts of arrays",
 }
 REFUSED = {  # before the first step of ddp on two devices
@@ -107,6 +142,18 @@ def test_a_harmless_loss_gives_the_same_bits(case: str, pool: Pool, tmp_path: Pa
         else:
             assert not outcome.error
             assert outcome.losses == expected.losses
+
+
+@pytest.mark.parametrize("case", cases(AS_THE_AUTHORS))
+def test_the_curve_is_that_of_the_authors_loop(case: str, pool: Pool, tmp_path: Path) -> None:
+    """On two ranks, to the last digits of a loop of torch alone."""
+    expected = OWN[case]() if case in OWN else plain(case)
+    has_own = hasattr(opened(case), "optimizer")
+    sections = PLAIN if has_own else {**PLAIN, "optimizer": SGD}
+    outcome = run(pool, tmp_path, case, "ddp", sections=sections)
+    assert not outcome.error
+    losses = [outcome.losses[f"step {step}"] for step in range(1, STEPS + 1)]
+    assert losses == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("case", cases(tuple(REFUSED)))

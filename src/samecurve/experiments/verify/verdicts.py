@@ -123,13 +123,12 @@ def judge(
     exceeding = [step for step, pair in enumerate(steps, start=1) if max(pair) > tolerance]
     first_step = exceeding[0] if exceeding else None
     unequal = [] if tolerance else _unequal_arrays(trajectory.arrays, reference.arrays)
-    passed = worst <= tolerance and not unequal
     in_float32 = trajectory.in_float32 or reference.in_float32
-    if passed:
-        culprit = ""
-    elif worst <= tolerance:
-        culprit = f"the last state alone differs: {first_and_count(unequal)}"
-    elif worst <= TOLERANCE["f32"] and in_float32:
+    is_rounding = bool(tolerance and in_float32) and worst <= TOLERANCE["f32"]
+    passed = is_rounding or (worst <= tolerance and not unequal)
+    if worst <= tolerance:
+        culprit = f"the last state alone differs: {first_and_count(unequal)}" if unequal else ""
+    elif is_rounding:
         culprit = f"it differs by no more than float32 rounds: {in_float32}; or --dtype f32"
     elif losses[0] > tolerance:
         culprit = (

@@ -78,9 +78,10 @@ def conclusion(verdicts: Sequence[Verdict], *, bits: bool) -> str:
     if bits:
         return f"PASS   all {len(verdicts)} layouts give the bits of one device"
     worst = max(verdict.worst for verdict in verdicts)
+    as_rounded = ", as float32 rounds" if any(verdict.culprit for verdict in verdicts) else ""
     return (
         f"PASS   all {len(verdicts)} layouts give one device's result; largest difference"
-        f" {worst:.1e}\n{_ROUNDING}"
+        f" {worst:.1e}{as_rounded}\n{_ROUNDING}"
     )
 
 
