@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -88,6 +88,8 @@ class ReplacedFunctions:
         self._lock = threading.Lock()
         self._engines = 0
         self._replacements: list[Replacement] = []
+        self._renamed: list[tuple[ModuleType, str]] = []  # names in other modules
+        self._sizes: dict[str, int] = {}  # how many names each module had when it was looked at
 
     def acquire(self) -> None:
         """Keep the functions replaced for one more engine, until it calls release()."""
@@ -113,7 +115,9 @@ class ReplacedFunctions:
         self._replacements = list(self._make(break_graphs))
         for one in self._replacements:
             setattr(one.owner, one.name, one.function)
-        _rename({id(one.original): one.function for one in self._replacements})
+        self._sizes.clear()
+        functions = {id(one.original): one.function for one in self._replacements}
+        self._renamed = _rename(functions, self._sizes)
 
     def _take_back(self) -> None:
         for one in self._replacements:
@@ -121,7 +125,11 @@ class ReplacedFunctions:
                 setattr(one.owner, one.name, one.original)
             else:
                 delattr(one.owner, one.name)
-        _rename({id(one.function): one.original for one in self._replacements})
+        originals = {id(one.function): one.original for one in self._replacements}
+        for module, name in self._renamed:
+            if (original := originals.get(id(vars(module).get(name)))) is not None:
+                setattr(module, name, original)
+        _rename(originals, self._sizes)  # in modules that were imported meanwhile
         self._replacements = []
 
 
@@ -143,20 +151,29 @@ def keyed_trial(rows: int | RowKeys) -> Iterator[None]:
         KEYED_FUNCTIONS.release()
 
 
-def _rename(functions: dict[int, Function]) -> None:
-    """Replace functions under the names that other modules have imported them by.
+def _rename(
+    functions: Mapping[int, Function], sizes: dict[str, int]
+) -> list[tuple[ModuleType, str]]:
+    """Replace functions under the names that other modules have imported them by, and give these.
 
     functions: the new function, by the id of the old one
+    sizes: how many names a module had when it was looked at; one that has no more is left out
     """
+    renamed = []
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in {"torch", "samecurve"} or not isinstance(module, ModuleType):
             continue
-        names = dict(vars(module))
-        if functions.keys().isdisjoint(map(id, names.values())):  # most modules hold none
+        names = vars(module)
+        if sizes.get(name) == len(names):
             continue
-        for held, value in names.items():
+        sizes[name] = len(names)
+        if functions.keys().isdisjoint(map(id, list(names.values()))):  # most modules hold none
+            continue
+        for held, value in list(names.items()):
             if id(value) in functions:
                 setattr(module, held, functions[id(value)])
+                renamed.append((module, held))
+    return renamed
 
 
 def _replacements(break_graphs: bool) -> Iterator[Replacement]:  # noqa: FBT001 - see make
