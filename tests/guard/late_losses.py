@@ -22,11 +22,15 @@ class Rows:
 
 
 class Net(nn.Module):
+    begun: torch.Tensor
+    head: nn.Linear
+
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+        self.head = nn.Linear(8, 1)
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), self.head)
         self.spare = nn.Parameter(torch.ones(()))
-        self.register_buffer("begun", self.body[2].weight.detach().clone())
+        self.register_buffer("begun", self.head.weight.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.body(x)[:, 0] + 0 * self.spare
@@ -34,7 +38,7 @@ class Net(nn.Module):
 
     @property
     def has_moved(self) -> bool:
-        return bool((self.body[2].weight.detach() - self.begun).any())
+        return not torch.equal(self.head.weight, self.begun)
 
 
 class Plain:

@@ -26,7 +26,7 @@ LAYOUTS = {  # strategy, devices, accumulation steps
     "fsdp": ("fsdp", 2, 1),
 }
 
-PLAIN = {  # a rate that stays, without clipping
+PLAIN: dict[str, dict[str, Any]] = {  # a rate that stays, without clipping
     "optimizer": {"lr": LR, "clip": 0.0},
     "schedule": {"warmup": 0, "decay": "constant"},
 }
