@@ -43,6 +43,8 @@ SAME = (
     "training.ShuffledColumns",
     "training.DepthByRandom",
     "modules.RareClusters",
+    "modules.LazyBuffer",
+    "training.FreezesLate",
     "training.Unfreezes",
     "training.LateTeacher",
     "training.FunctionalInner",
@@ -68,6 +70,7 @@ AS_THE_AUTHORS = (  # whose losses draw no random numbers: those follow the samp
     "modules.CustomOp",
     "modules.Adversarial",
     "training.ShuffledColumns",
+    "training.FreezesLate",
     "training.Unfreezes",
     "training.LateTeacher",
     "training.FunctionalInner",
@@ -89,13 +92,18 @@ NOT_HERE = {  # what a layout can't have, and says so
     ("training.RateInLoss", "fsdp-exact"): "would update parts of arrays",
 }
 REFUSED = {  # before the first step of ddp on two devices
-    "keeping.ClassVariable": "a variable of a module, a class or a function",
-    "keeping.ModuleGlobal": "a variable of a module, a class or a function",
+    "keeping.ClassVariable": "variable keeping.py:Seen.passes is changed in each forward pass",
+    "keeping.ModuleGlobal": "variable keeping.py.SCALE.loss is changed in each forward pass",
+    "keeping.ClosureCount": "variable keeping.py:counting_loss.penalised.calls is changed in each",
+    "keeping.EnvironmentCount": "variable os.environ.CALLS is changed in each forward pass",
+    "keeping.ContextCount": "variable keeping.py.TURN is changed in each forward pass",
+    "keeping.FunctionAttribute": "variable keeping.py:temperature.calls is changed in each forward",
+    "keeping.ClosureRandom": "draw.random draws numbers that follow no sample",
     "keeping.LastLossFile": "a clock, a file, a cache",
     "keeping.WallClock": "a clock, a file, a cache",
     "keeping.BackgroundThread": "the loss gives the sum",
-    "keeping.DefaultArgument": "a variable of a module, a class or a function",
-    "keeping.HardQueue": "a variable of a module, a class or a function",
+    "keeping.DefaultArgument": "variable keeping.py:DefaultArgument.scaled.last is changed in each",
+    "keeping.HardQueue": "variable keeping.py.HARD is changed in each forward pass",
     "keeping.OwnNumpyGenerator": "self.rng.beta draws numbers that follow no sample",
     "keeping.SeenSamples": "attribute task.seen is changed in each forward pass",
     "modules.RunningNorm": "attribute model.deviation is changed in each forward pass",
@@ -108,6 +116,10 @@ REFUSED = {  # before the first step of ddp on two devices
     "training.NumpyShuffle": "Tensor.__getitem__ makes the numbers of a sample depend on",
     "training.EverySeventh": "the loss at step 5",
     "training.SharpnessAware": "the loss gives the sum",
+}
+LATER = {  # at the first save, also on one device: a checkpoint would lack it
+    "keeping.WeakCache": "the training depends on variable keeping.py.NORMS.data",
+    "keeping.YieldedWeights": "the training depends on self.decay",
 }
 
 
@@ -163,3 +175,11 @@ def test_a_loss_that_follows_the_devices_is_refused(case: str, pool: Pool, tmp_p
     assert "remedy: " in outcome.error
     assert outcome.where.partition(":")[0].endswith((f"{case.partition('.')[0]}.py", "common.py"))
     assert not outcome.losses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LATER)
+def test_what_no_checkpoint_can_hold_is_refused(case: str, pool: Pool, tmp_path: Path) -> None:
+    outcome = run(pool, tmp_path, case, "one")
+    assert LATER[case] in outcome.error
+    assert list(outcome.losses)[-1] == "evaluated 6"

@@ -1,6 +1,11 @@
 """What a forward pass changes of a model and a task is seen, and put back."""
 
+import contextvars
+import functools
+import itertools
+import os
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,7 @@ class Inner:
 
 
 class Task:
-    """Counts, in each way that is looked at; `shared`, a variable of the class, is not."""
+    """Counts, in each way of objects; and in `shared`, a variable of the class."""
 
     shared = 0
 
@@ -46,6 +51,7 @@ class Task:
         self.new = self.number
 
 
+SHARED = "variable test_side_effects.py:Task.shared"
 COUNTERS = ("inner.calls", "last", "new", "number", "seen", "stats.calls", "tensor")
 
 
@@ -54,7 +60,7 @@ def test_attributes_that_change_are_named_and_put_back() -> None:
     attributes = Attributes(nn.Linear(2, 2), task)
     seen, tensor = task.seen, task.tensor
     task.loss()
-    names = {f"task.{name}" for name in (*COUNTERS, "array")}
+    names = {SHARED, *(f"task.{name}" for name in (*COUNTERS, "array"))}
     # a dict and what is in it
     assert attributes.changed().keys() - {"task.stats"} == names
     attributes.put_back()
@@ -73,7 +79,7 @@ def test_what_counts_is_taken_a_thousand_microbatches_ahead() -> None:
     first = attributes.changed()
     task.loss()
     counters = counters_in(first, attributes.changed())
-    assert tuple(sorted(counters)) == tuple(f"task.{name}" for name in COUNTERS)
+    assert sorted(counters) == [*(f"task.{name}" for name in COUNTERS), SHARED]
     attributes.put_back()
     attributes.advance(counters)
     assert (task.number, task.inner.calls, task.stats, task.new) == (
@@ -83,6 +89,74 @@ def test_what_counts_is_taken_a_thousand_microbatches_ahead() -> None:
         1002,
     )
     assert (len(task.seen), len(task.last), float(task.tensor)) == (1002, 1002, 1002)
+    assert Task.shared == 1002
+    attributes.put_back()
+
+
+TOLD = contextvars.ContextVar("TOLD", default=0)
+FOUND: dict[str, int] = {}
+
+
+@functools.cache
+def cached(number: int) -> int:
+    return number
+
+
+def closure() -> Callable[[], None]:
+    calls, turns = 0, itertools.cycle([1, 2, 3])
+
+    def count() -> None:
+        nonlocal calls
+        calls += next(turns)
+
+    return count
+
+
+def kept(number: int, seen: list[int] = []) -> None:  # noqa: B006 - as people write it
+    seen.append(number)
+    marked: Any = kept
+    marked.calls = number
+
+
+class Elsewhere:
+    """Counts where no attribute is."""
+
+    def __init__(self) -> None:
+        self.count, self.turns = closure(), itertools.count()
+        self.steps = (number for number in range(9))
+
+    def loss(self) -> None:
+        self.count()
+        next(self.turns)
+        next(self.steps)
+        kept(cached(len(FOUND)))
+        TOLD.set(TOLD.get() + 1)
+        FOUND[f"{len(FOUND)}"] = 1
+        os.environ["TOLD"] = str(int(os.environ.get("TOLD", "0")) + 1)
+
+
+def test_variables_of_the_users_code_are_named_and_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOLD", "4")
+    task = Elsewhere()
+    attributes = Attributes(nn.Linear(2, 2), task)
+    task.loss()
+    task.loss()
+    here = "variable test_side_effects.py"
+    assert sorted(attributes.changed()) == [
+        *("task.steps", "task.turns", "variable os.environ.TOLD"),
+        *(f"{here}.{name}" for name in ("FOUND", "FOUND.0", "FOUND.1", "TOLD", "cached")),
+        *(f"{here}:closure.count.{name}" for name in ("calls", "turns")),
+        *(f"{here}:kept#2.calls", f"{here}:kept.seen"),
+    ]
+    attributes.put_back()
+    assert list(attributes.changed()) == ["task.steps"]  # a generator never goes back
+    assert (TOLD.get(), FOUND, os.environ["TOLD"]) == (0, {}, "4")
+    assert (next(task.turns), cached.cache_info().currsize) == (0, 0)
+    task.loss()
+    assert list(FOUND) == ["0"]
+    attributes.put_back()
 
 
 def test_generators_that_draw_are_named_and_put_back() -> None:

@@ -66,8 +66,9 @@ from samecurve.features.guard.written_weights import (
 )
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.users_code.side_effects import Counter, counters_in, equal
+from samecurve.torch_engine.users_code.side_effects import FAR, Counter, counters_in, equal
 
+_PASSES = (*range(1, 17), FAR)  # after which the value of a counter is tried
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
 
@@ -168,6 +169,8 @@ class SplitCheck:
             found = batch_loss_error(self._setup, self._trials, [self._first_step, *steps])
             error = self._judge.shared(found)
             repeats = error is None  # devices would differ, however the batch is divided
+        if self._is_split and not error:
+            self._judge.note_rounding(self._trials.samples[:_FEW])
         return SplitVerdict(error, repeats, seen.steady)
 
     # --- whole, again, in parts, far
@@ -205,7 +208,7 @@ class SplitCheck:
         return Observed(
             whole=whole,
             again=again,
-            far=self._far(counters),
+            far=self._far(whole, counters),
             parts=parts,
             failed=failed,
             drawn=drawn,
@@ -259,15 +262,21 @@ class SplitCheck:
             best = best if differences[best] < DOUBTFUL else possible[0]
             sites.views = int(self._judge.largest(best))
 
-    def _far(self, counters: Mapping[str, Counter]) -> Trial | None:
-        """The loss as after many more microbatches; None: no attribute counts."""
+    def _far(self, whole: Trial, counters: Mapping[str, Counter]) -> Trial | None:
+        """The loss as after more microbatches, the first that is another one; None: no attribute
+        counts.
+        """
         if not self._judge.agree(bool(counters)):
             return None
         trials = self._trials
-        trials.attributes.advance(counters)
-        trial = trials.loss_if_any(trials.samples)
-        trials.put_back()
-        return trial or no_trial(trials.samples)
+        trial = no_trial(trials.samples)
+        for passes in _PASSES:
+            trials.attributes.advance(counters, passes)
+            trial = trials.loss_if_any(trials.samples) or no_trial(trials.samples)
+            trials.put_back()
+            if self._judge.agree(bool(compare_repeats(whole, trial, TOLERANCE[trials.format]))):
+                break
+        return trial
 
     # --- alone
 
@@ -356,8 +365,9 @@ class SplitCheck:
         """The error of an attribute. method: of the task, which reads it."""
         from samecurve.features.guard.split_errors import explain_kept
         from samecurve.torch_engine.users_code import place_of_method
+        from samecurve.torch_engine.users_code.variables import shown
 
-        return explain_kept(name, reader, place_of_method(self._setup.task, method))
+        return explain_kept(shown(name), reader, place_of_method(self._setup.task, method))
 
     # --- hooks, gradient, later
 

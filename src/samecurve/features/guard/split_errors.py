@@ -208,10 +208,11 @@ def explain_state(evidence: Evidence, cause: str) -> UserError:
 def explain_kept(name: str, reader: str, where: str) -> UserError:
     """The error for an attribute that holds something of the last microbatch and is read elsewhere.
 
+    name: "attribute task.last"
     reader: what reads it; where: file:line at which the reader begins
     """
     return UserError(
-        f"{reader} depends on attribute {name}, which holds something of the last microbatch that a"
+        f"{reader} depends on {name}, which holds something of the last microbatch that a"
         " device has computed: of other samples on another number of devices",
         "use what follows from the weights and the step; for a statistic of the whole batch,"
         " features(self, model, batch) and batch_loss(self, features), which see all of it",

@@ -15,7 +15,7 @@ import torch
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
-from samecurve.torch_engine.users_code import is_users, names_read, place_of_method
+from samecurve.torch_engine.users_code import VARIABLE, is_users, names_read, place_of_method
 from samecurve.torch_engine.users_code.side_effects import Attributes
 
 KEEP_IN_MODEL = (
@@ -115,6 +115,8 @@ class Hooks(TorchHooks):
         return values, failing
 
     def _is_of_user(self, name: str) -> bool:
+        if name.startswith(VARIABLE):
+            return True
         path = name.rpartition(".")[0]
         if path == _TASK or path.startswith(f"{_TASK}."):
             return _TASK in self._users
@@ -164,7 +166,7 @@ class Hooks(TorchHooks):
 def _is_left(name: str, failing: Mapping[str, str]) -> bool:
     """Whether an attribute is not saved: it differs, or belongs to a module with one that does."""
     path = name.rpartition(".")[0]
-    if path == _TASK:
+    if path == _TASK or name.startswith(VARIABLE):
         return name in failing
     return any(other.rpartition(".")[0] == path for other in failing)
 

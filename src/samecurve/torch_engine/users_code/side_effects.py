@@ -1,13 +1,14 @@
 """Side effects of a forward pass: changed buffers, attributes and states of random generators.
 
 Each class notes its part when it is made, tells what has changed since, and puts it back.
-Attributes are those of the model's modules, of the task, and of objects and dicts within them.
-Variables of modules, classes and closures are not looked at.
+Attributes are those of the model's modules, of the task, and of objects and dicts within them;
+beside them the variables of the user's code (variables.py).
 """
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Iterator as Iterated
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
@@ -18,6 +19,14 @@ import torch
 from torch import nn
 
 from samecurve.errors import RunError
+from samecurve.torch_engine.users_code import VARIABLE, has_users_code
+from samecurve.torch_engine.users_code.positions import (
+    Generator,
+    Iterator,
+    has_cache,
+    made_again,
+    position_of,
+)
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.step.setup import EngineSetup
@@ -27,7 +36,7 @@ Attribute = dict[str, Any]  # name -> value, as an object or a dict holds them
 _DEPTH = 3  # of objects within objects
 _MOST_NAMES = 16  # in a dict whose values are looked at one by one
 _MOST_BYTES, _MOST_ITEMS = 1 << 20, 1000  # of a value that is copied: a task may hold its data
-_FAR = 1000  # microbatches, after which the value of a counter is tried
+FAR = 1000  # microbatches, after which the value of a counter is tried
 _LAST = 100  # items of a growing list, which are repeated to make it longer
 _LIBRARIES = ("samecurve.", "torch.", "numpy.", "builtins")  # whose objects are not looked into
 # what nn.Module and this program keep in a module
@@ -37,13 +46,14 @@ _GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | ra
 
 class Buffers:
     """The buffers of a model, by name. Their values are compared: a change that is written through
-    `.data` leaves no other trace.
+    `.data` leaves no other trace. With them go the weights that a pass has frozen.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tensors = dict(model.named_buffers())
         self._values = {name: tensor.clone() for name, tensor in self._tensors.items()}
+        self._trained = [weight for weight in model.parameters() if weight.requires_grad]
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers whose values have changed."""
@@ -62,7 +72,14 @@ class Buffers:
         for name, now in list(self._model.named_buffers()):
             if (names is None or name in names) and now is not self._tensors.get(name):
                 path, _, attribute = name.rpartition(".")
-                setattr(self._model.get_submodule(path), attribute, self._tensors.get(name))
+                module = self._model.get_submodule(path)
+                if name in self._tensors:
+                    setattr(module, attribute, self._tensors[name])
+                else:
+                    delattr(module, attribute)
+        for weight in self._trained if names is None else ():
+            if not weight.requires_grad:
+                weight.requires_grad_(True)
         with torch.no_grad():
             for name, tensor in self._tensors.items():
                 if names is not None and name not in names:
@@ -77,11 +94,11 @@ class Counter(NamedTuple):
     """A number, or a list's length, that grows with each forward pass.
 
     value: the attribute as the last forward pass left it
-    ahead: by how much the number grows in many microbatches
+    growth: by how much the number grows in one pass
     """
 
     value: Any
-    ahead: float
+    growth: float
 
 
 class Attributes:
@@ -132,11 +149,11 @@ class Attributes:
         rest = full.removeprefix(path)
         return self._holders[path], rest[2:-2] if rest.startswith("[") else rest[1:]
 
-    def advance(self, counters: Mapping[str, Counter]) -> None:
-        """Give each counter the value that it has after many more microbatches."""
-        for full, (value, ahead) in counters.items():
+    def advance(self, counters: Mapping[str, Counter], passes: int = FAR) -> None:
+        """Give each counter the value that it has after so many more microbatches."""
+        for full, (value, growth) in counters.items():
             holder, name = self._find(full)
-            old, number = holder.get(name), _number(value)
+            old, number, ahead = holder.get(name), _number(value), growth * passes
             assert number is not None
             if isinstance(old, torch.Tensor):
                 old.fill_(number + ahead)
@@ -159,6 +176,9 @@ class Attributes:
                 value, content = before[name]
                 if name in holder and equal(_snapshot(holder[name]), content):
                     continue
+                if isinstance(content, Iterator):
+                    value = made_again(content)
+                    before[name] = value, content
                 holder[name] = value
                 if _memory_of(value) not in self._weights:
                     _refill(value, content)
@@ -167,7 +187,7 @@ class Attributes:
         """Random generators among the attributes, by full name."""
         return {full: value for full, value, _ in self._each() if isinstance(value, _GENERATORS)}
 
-    def _each(self) -> Iterator[tuple[str, Any, tuple[Any, Any] | None]]:
+    def _each(self) -> Iterated[tuple[str, Any, tuple[Any, Any] | None]]:
         """Full name, value, and the value and its copy from before; None: it is new."""
         for path, holder in self._holders.items():
             for name in _names_in(holder):
@@ -195,12 +215,12 @@ def counters_in(first: Mapping[str, object], again: Mapping[str, object]) -> dic
     for name, value in again.items():
         number, before = _number(value), _number(first.get(name))
         if number is not None and before is not None and number != before:
-            counters[name] = Counter(value, _FAR * (number - before))
+            counters[name] = Counter(value, number - before)
     return counters
 
 
 @contextmanager
-def attributes_kept(task: object) -> Iterator[None]:
+def attributes_kept(task: object) -> Iterated[None]:
     """Put the attributes of a task back afterwards."""
     attributes = Attributes(nn.Module(), task)
     try:
@@ -258,7 +278,7 @@ class GeneratorStates:
 
 
 @contextmanager
-def undone(setup: "EngineSetup") -> Iterator[None]:
+def undone(setup: "EngineSetup") -> Iterated[None]:
     """Put back what forward passes inside of it change beside gradients, on this process's devices.
 
     RunError: something is not as it was.
@@ -274,7 +294,15 @@ def undone(setup: "EngineSetup") -> Iterator[None]:
     finally:
         for each in noted:
             each.put_back()
-    left = [name for each in noted for name in each.changed()]
+    left = [name for each in noted for name in each.changed() if not name.startswith(VARIABLE)]
+    goes_on = {  # a generator never goes back
+        name
+        for each in noted
+        if isinstance(each, Attributes)
+        for name, value in each.changed().items()
+        if isinstance(value, Generator)
+    }
+    left = [name for name in left if name not in goes_on]
     if left:
         raise RunError(
             f"a trial of the loss has changed {left[0]}, and it could not be put back",
@@ -356,14 +384,16 @@ def _snapshot(value: Any) -> Any:
     for kind in (list, set, deque):
         if isinstance(value, kind):
             return kind(value) if len(value) <= _MOST_ITEMS else value
-    return value
+    return position_of(value) or value
 
 
 def _refill(value: Any, content: Any) -> None:
     """Give a changed tensor, array or container its content back, in place."""
     if content is value:
         return
-    if isinstance(value, torch.Tensor):
+    if has_cache(value):
+        value.cache_clear()
+    elif isinstance(value, torch.Tensor):
         if value.shape == content.shape and _is_there(value):
             with torch.no_grad():
                 value.detach().copy_(content)
@@ -388,17 +418,24 @@ def _number(value: object) -> float | None:
     return None
 
 
-def _holders(model: nn.Module, task: object) -> Iterator[tuple[str, MutableMapping[str, Any]]]:
+def _holders(model: nn.Module, task: object) -> Iterated[tuple[str, MutableMapping[str, Any]]]:
     """Every object and dict whose values are attributes, once, by path; the outer ones first."""
     seen: set[int] = set()
     for name, module in model.named_modules():
         yield from _within(name or "model", module, seen, 0)
     yield from _within("task", task, seen, 0)
+    if not has_users_code(task, model):
+        return
+    from samecurve.torch_engine.users_code.variables import variables
+
+    for path, place in variables(model, task).items():
+        yield path, place
+        yield from _inside(path, place, seen, 0)
 
 
 def _within(
     path: str, value: object, seen: set[int], depth: int
-) -> Iterator[tuple[str, Attribute]]:
+) -> Iterated[tuple[str, Attribute]]:
     if id(value) in seen or depth > _DEPTH:
         return
     seen.add(id(value))
@@ -406,8 +443,14 @@ def _within(
     if holder is None:
         return
     yield path, holder
-    if holder is value:  # a dict: what its values hold is not looked at
-        return
+    if holder is not value:  # what the values of a dict hold is not looked at
+        yield from _inside(path, holder, seen, depth)
+
+
+def _inside(
+    path: str, holder: Mapping[str, Any], seen: set[int], depth: int
+) -> Iterated[tuple[str, Attribute]]:
+    """What the values of a holder hold."""
     for name in _names_in(holder):
         inner = holder[name]
         if isinstance(inner, nn.Module):
