@@ -95,8 +95,8 @@ class StepGuard:
         is_due_by_rule = is_due(self._rule, batch.step, self._first)
         recomputes = is_due_by_rule or (self._plan.same_bits and self._computes_alone)
         # before the first step of a start the split check has tried more
-        in_parts = batch.step != self._first and self._has_room()
-        in_parts = in_parts and is_probed(self._plan, batch.step, self._first)
+        in_parts = self._is_split and batch.step != self._first
+        in_parts = in_parts and is_probed(self._plan, batch.step, self._first) and self._has_room()
         if not (recomputes or in_parts):
             return
         microbatch = shared(self._step, batch, choice)
@@ -128,7 +128,7 @@ class StepGuard:
         """UserError: what some of its samples give does not add up, or differs between ranks."""
         rows = rows_of(microbatch, batch.progress)
         with undone(self._setup):
-            check = SplitCheck(self._setup, rows, _staged, is_split=self._is_split)
+            check = SplitCheck(self._setup, rows, _staged, is_split=True)
             error = check.error_in_step(self._step.update.number)
         if error and self._bits and (written := self._bits.written()):
             error = write_error(self._setup, written, self._again)
