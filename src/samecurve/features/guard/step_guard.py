@@ -90,13 +90,14 @@ class StepGuard:
 
     def _probe(self, batch: Batch[list[Round]]) -> None:
         choice = choose(self._plan, batch.step, batch.num_microbatches, phases=self._phases)
-        if choice.phase != self._step.update.number or self._plan.compute.allow_coupled:
+        if choice.phase != self._step.update.number:
             return
         is_due_by_rule = is_due(self._rule, batch.step, self._first)
-        recomputes = is_due_by_rule or (self._plan.same_bits and self._computes_alone)
+        may_probe = not self._plan.compute.allow_coupled and self._has_room()
+        recomputes = is_due_by_rule or (may_probe and self._plan.same_bits and self._computes_alone)
         # before the first step of a start the split check has tried more
-        in_parts = self._is_split and batch.step != self._first
-        in_parts = in_parts and is_probed(self._plan, batch.step, self._first) and self._has_room()
+        in_parts = may_probe and self._is_split and batch.step != self._first
+        in_parts = in_parts and is_probed(self._plan, batch.step, self._first)
         if not (recomputes or in_parts):
             return
         microbatch = shared(self._step, batch, choice)
