@@ -278,8 +278,8 @@ class _ReentrantError(UserError):
 
 
 def _refuse_reentrant(total: torch.Tensor) -> None:
-    """_ReentrantError: a block is recomputed by a backward pass of its own, which adds to the step's
-    gradients, and which torch.autograd.grad() leaves out.
+    """_ReentrantError: a block is recomputed by a backward pass of its own, which adds to the
+    step's gradients, and which torch.autograd.grad() leaves out.
     """
     seen, left = set(), [total.grad_fn]
     while left:
