@@ -61,7 +61,8 @@ class Recomputation:
 
     rule: of train.sentinel; None: a probe of the run itself
 
-    UserError: the model recomputes blocks in a way that gives gradients in a step only.
+    UserError: the model recomputes blocks in a way that gives gradients in a step only; a probe
+        leaves it at that.
     """
 
     def __init__(
@@ -89,10 +90,15 @@ class Recomputation:
             buffers=[Buffers(model) for model in self._strategy.models],
             times=[[] for _ in self._plan.layout.devices],
         )
-        with undone(self._setup):
-            self._compute_everywhere(check)
-            if judge(check.times, alike(self._plan)):
+        try:
+            with undone(self._setup):
                 self._compute_everywhere(check)
+                if judge(check.times, alike(self._plan)):
+                    self._compute_everywhere(check)
+        except _ReentrantError:
+            if rule is not None:
+                raise
+            return
         step.after_forward.append(self.after_forward)
         step.after_backward.append(self.after_backward)
         step.after_reduction.append(self.after_reduction)
@@ -267,9 +273,13 @@ class Recomputation:
         return hosts if len(set(hosts)) > 1 else []
 
 
+class _ReentrantError(UserError):
+    """Gradients can be had in a step only."""
+
+
 def _refuse_reentrant(total: torch.Tensor) -> None:
-    """UserError: a block is recomputed by a backward pass of its own, which adds to the step's
-    gradients, and which torch.autograd.grad() leaves out.
+    """_ReentrantError: a block is recomputed by a backward pass of its own, which adds to the
+    step's gradients, and which torch.autograd.grad() leaves out.
     """
     seen, left = set(), [total.grad_fn]
     while left:
@@ -278,7 +288,7 @@ def _refuse_reentrant(total: torch.Tensor) -> None:
             continue
         seen.add(node)
         if node.name() == "CheckpointFunctionBackward":
-            raise UserError(
+            raise _ReentrantError(
                 "train.sentinel: torch.utils.checkpoint with use_reentrant=True gives gradients in"
                 " a step only",
                 "use_reentrant=False, or train.recompute, or leave train.sentinel out",

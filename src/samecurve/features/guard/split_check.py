@@ -416,11 +416,11 @@ class SplitCheck:
         if self._judge.agree(tried is None):
             return None
         assert tried is not None
-        error = self._judge.error_of_means(tried, drawn) if self._is_split else None
+        error = self._judge.error_of_means(tried, drawn)
         if not error and between_ranks:
             ids = [int(trials.rows.ids[row]) for row in few]
             error = error_between_ranks(self._setup, tried.whole, ids, trials.format)
-        if error or not self._is_split or self._judge.agree(not tried.have_gradients):
+        if error or self._judge.agree(not tried.have_gradients):
             return error
         return self._judge.error_of_gradients(tried)
 

@@ -90,12 +90,13 @@ class StepGuard:
 
     def _probe(self, batch: Batch[list[Round]]) -> None:
         choice = choose(self._plan, batch.step, batch.num_microbatches, phases=self._phases)
-        if choice.phase != self._step.update.number or self._plan.compute.allow_coupled:
+        if choice.phase != self._step.update.number:
             return
         is_due_by_rule = is_due(self._rule, batch.step, self._first)
-        recomputes = is_due_by_rule or (self._plan.same_bits and self._computes_alone)
+        may_probe = not self._plan.compute.allow_coupled and self._has_room()
+        recomputes = is_due_by_rule or (may_probe and self._plan.same_bits and self._computes_alone)
         # before the first step of a start the split check has tried more
-        in_parts = batch.step != self._first and self._has_room()
+        in_parts = may_probe and self._is_split and batch.step != self._first
         in_parts = in_parts and is_probed(self._plan, batch.step, self._first)
         if not (recomputes or in_parts):
             return
@@ -128,7 +129,7 @@ class StepGuard:
         """UserError: what some of its samples give does not add up, or differs between ranks."""
         rows = rows_of(microbatch, batch.progress)
         with undone(self._setup):
-            check = SplitCheck(self._setup, rows, _staged, is_split=self._is_split)
+            check = SplitCheck(self._setup, rows, _staged, is_split=True)
             error = check.error_in_step(self._step.update.number)
         if error and self._bits and (written := self._bits.written()):
             error = write_error(self._setup, written, self._again)
