@@ -112,6 +112,8 @@ REFUSED = {  # before the first step of ddp on two devices
     "modules.GradientNormalised": "a hook of a tensor takes part in the backward pass",
     "modules.ClampedGradient": "a hook of 0.weight takes part in the backward pass",
     "modules.ClampedAfterAccumulation": "a hook of 0.weight is called after each backward pass",
+    "modules.LazyLayer": "the loss thaws the weight head.bias",
+    "training.RateByLoss": "schedule() depends on attribute task.last",
     "modules.MixingOp": "strangers.centred.default makes the numbers of a sample depend on",
     "training.NumpyShuffle": "Tensor.__getitem__ makes the numbers of a sample depend on",
     "training.EverySeventh": "the loss at step 5",

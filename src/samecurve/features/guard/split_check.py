@@ -334,8 +334,9 @@ class SplitCheck:
         return self._judge.shared(error)
 
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
-        """Whether a method that a feature calls after an update reads one of these attributes."""
-        for method in (hooks.calls for hooks in self._setup.features.values() if hooks.calls):
+        """Whether a method that is called between steps reads one of these attributes."""
+        called = [hooks.calls for hooks in self._setup.features.values() if hooks.calls]
+        for method in (*called, "schedule"):
             from samecurve.torch_engine.users_code import names_read
 
             read = names_read(self._setup.task, method)

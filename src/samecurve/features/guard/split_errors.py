@@ -250,12 +250,13 @@ def explain_written(name: str, where: str) -> UserError:
 
 
 def explain_thawed(name: str, where: str) -> UserError:
-    """The error for a loss that thaws a weight."""
+    """The error for a loss that thaws a weight, or makes one."""
     return UserError(
-        f"the loss thaws the weight {name}, which was frozen when the run began: it has no"
-        " optimizer, so it would never be trained",
+        f"the loss thaws the weight {name}, or makes it: it has no optimizer, as it was frozen or"
+        " not there when the run began, so it would never be trained",
         "leave it trainable in model(), and in the loss freeze it until its step:"
-        " parameter.requires_grad_(step >= first); or two runs, the second with --init-from",
+        " parameter.requires_grad_(step >= first); or two runs, the second with --init-from. A"
+        " layer that forward() makes: make it in __init__()",
         where,
     )
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import torch
+from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
@@ -50,10 +51,16 @@ class FrozenWeights:
     def __init__(self, strategy: Strategy) -> None:
         named = strategy.models[0].named_parameters()
         self._weights = [(name, weight) for name, weight in named if not weight.requires_grad]
+        self._model, self._count = strategy.models[0], _count(strategy.models[0])
 
     def thawed(self) -> str:
-        """The first one that is frozen no longer, by name; '': none."""
-        return next((name for name, weight in self._weights if weight.requires_grad), "")
+        """The first one that is frozen no longer, else a weight that has been made since, by name;
+        '': none.
+        """
+        thawed = next((name for name, weight in self._weights if weight.requires_grad), "")
+        if thawed or _count(self._model) <= self._count:
+            return thawed
+        return [name for name, weight in self._model.named_parameters() if weight.requires_grad][-1]
 
 
 class WeightBits:
@@ -73,6 +80,10 @@ class WeightBits:
         bit_sums = BitSums(_CHUNK)
         sums = [bit_sums.of(_spread(local_view(tensor))) for tensor in self._tensors]
         return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+
+
+def _count(model: nn.Module) -> int:
+    return sum(1 for _ in model.parameters())
 
 
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
