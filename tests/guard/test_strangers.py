@@ -138,6 +138,7 @@ def test_a_harmless_loss_gives_one_curve(case: str, pool: Pool, tmp_path: Path) 
         outcome = run(pool, tmp_path, case, layout)
         if said := NOT_HERE.get((case, layout)):
             assert said in outcome.error
+            assert not outcome.losses or case == "training.FunctionalInner"  # before the first step
         else:
             assert not outcome.error
             assert outcome.losses == pytest.approx(expected.losses, rel=1e-12)

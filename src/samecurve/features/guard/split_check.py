@@ -66,6 +66,7 @@ from samecurve.features.guard.written_weights import (
 )
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.users_code.side_effects import FAR, Counter, counters_in, equal
 
 _PASSES = (*range(1, 17), FAR)  # after which the value of a counter is tried
@@ -111,6 +112,7 @@ class SplitCheck:
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials, self._diagnose)
         self._notes: list[str] = []
+        self._frozen: set[str] = set()  # weights, by the loss of the first step
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
 
     def run(self) -> SplitVerdict:
@@ -178,6 +180,7 @@ class SplitCheck:
     def _observed_at_the_start(self) -> Observed:
         trials = self._trials
         whole, drawn = self._whole()
+        self._frozen = self._frozen_weights()
         after_whole, kept_of_whole = trials.buffers.changed(), trials.attributes.changed()
         trials.generators.put_back()
         again = trials.loss_of(trials.samples)
@@ -397,11 +400,31 @@ class SplitCheck:
         with trials.trying(step, few, divide(few)):
             try:
                 _, drawn = self._whole()
+                if error := self._error_of_thawed():
+                    return error
+            except GatherOrderError as error:  # a pass of that step would end the run
+                return self._judge.shared(error)
             except RAISED:
                 return None
             finally:
                 trials.put_back()
             return self._error_of_parts(few, drawn, with_gradient=with_gradient)
+
+    def _error_of_thawed(self) -> UserError | None:
+        """The error of a weight that the loss of the first step freezes, and that of this step does
+        not, where all ranks gather weights in one order.
+        """
+        thawed = sorted(self._frozen - self._frozen_weights())
+        if not self._judge.agree(bool(thawed and self._setup.strategy.gathers_weights)):
+            return None
+        from samecurve.torch_engine.strategies.sharded.gathers import another_frozen
+
+        error = another_frozen(thawed[0], is_frozen=False) if thawed else None
+        return self._judge.shared(error)
+
+    def _frozen_weights(self) -> set[str]:
+        named = self._setup.strategy.models[0].named_parameters()
+        return {name for name, weight in named if not weight.requires_grad}
 
     def _error_of_parts(
         self, few: Rows, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False

@@ -15,11 +15,16 @@ from torch import nn
 
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import MicroBatch
+from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, Peers
 
 T = TypeVar("T")
 Materialize = Callable[[nn.Module], None]  # makes the parameters of a part real
+
+
+class GatherOrderError(UserError):
+    """What a pass asks for does not come in the order that the first pass has found."""
 
 
 class Strategy:

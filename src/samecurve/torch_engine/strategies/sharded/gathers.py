@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import Protocol
 
 from samecurve.errors import UserError
+from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 
 Key = tuple[Hashable, ...]  # what a pass calls, and how
@@ -55,10 +56,6 @@ class Gathers(Protocol):
 
     def reset(self) -> None:
         """Go back to before the first pass."""
-
-
-class GatherOrderError(UserError):
-    """What a pass asks for does not come in the order that the first pass has found."""
 
 
 def another_order(titles: Sequence[str]) -> UserError:

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from samecurve.torch_engine.model.saved_weights import unchanged, with_version
+from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.strategies.sharded.gathers import (
-    GatherOrderError,
     Gathers,
     another_read,
     replaced,
