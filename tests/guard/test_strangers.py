@@ -89,13 +89,13 @@ NOT_HERE = {  # what a layout can't have, and says so
     ("training.RateInLoss", "fsdp-exact"): "would update parts of arrays",
 }
 REFUSED = {  # before the first step of ddp on two devices
-    "keeping.ClassVariable": "a variable of a module, a class or a function",
-    "keeping.ModuleGlobal": "a variable of a module, a class or a function",
+    "keeping.ClassVariable": "class variable Seen.passes is changed in each forward pass",
+    "keeping.ModuleGlobal": "global variable keeping.SCALE",
     "keeping.LastLossFile": "a clock, a file, a cache",
     "keeping.WallClock": "a clock, a file, a cache",
     "keeping.BackgroundThread": "the loss gives the sum",
-    "keeping.DefaultArgument": "a variable of a module, a class or a function",
-    "keeping.HardQueue": "a variable of a module, a class or a function",
+    "keeping.DefaultArgument": "default argument DefaultArgument.scaled.last",
+    "keeping.HardQueue": "global variable keeping.HARD",
     "keeping.OwnNumpyGenerator": "self.rng.beta draws numbers that follow no sample",
     "keeping.SeenSamples": "attribute task.seen is changed in each forward pass",
     "modules.RunningNorm": "attribute model.deviation is changed in each forward pass",

@@ -66,7 +66,14 @@ from samecurve.features.guard.written_weights import (
 )
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.users_code.side_effects import Counter, counters_in, equal
+from samecurve.torch_engine.users_code.holders import described
+from samecurve.torch_engine.users_code.side_effects import (
+    TURNS,
+    Counter,
+    Position,
+    counters_in,
+    equal,
+)
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
@@ -205,7 +212,7 @@ class SplitCheck:
         return Observed(
             whole=whole,
             again=again,
-            far=self._far(counters),
+            far=self._far(counters, whole),
             parts=parts,
             failed=failed,
             drawn=drawn,
@@ -259,15 +266,20 @@ class SplitCheck:
             best = best if differences[best] < DOUBTFUL else possible[0]
             sites.views = int(self._judge.largest(best))
 
-    def _far(self, counters: Mapping[str, Counter]) -> Trial | None:
-        """The loss as after many more microbatches; None: no attribute counts."""
+    def _far(self, counters: Mapping[str, Counter], whole: Trial) -> Trial | None:
+        """The loss as after many more microbatches: at a number where it differs from `whole`, if
+        there is one. None: no attribute counts.
+        """
         if not self._judge.agree(bool(counters)):
             return None
-        trials = self._trials
-        trials.attributes.advance(counters)
-        trial = trials.loss_if_any(trials.samples)
-        trials.put_back()
-        return trial or no_trial(trials.samples)
+        trials, found = self._trials, None
+        for turn in range(TURNS):
+            trials.attributes.advance(counters, turn)
+            trial = trials.loss_if_any(trials.samples) or no_trial(trials.samples)
+            trials.put_back()
+            if found is None or compare_repeats(whole, trial, TOLERANCE[trials.format]):
+                found = trial
+        return found
 
     # --- alone
 
@@ -299,9 +311,10 @@ class SplitCheck:
     def _refuse_writes(self, bits: WeightBits, frozen: FrozenWeights) -> None:
         """bits, frozen: weights as they were before the trials.
 
-        UserError: any of the trials has written into a weight, or has thawed one.
+        UserError: any of the trials has written into a weight, has thawed or made one, or has moved
+        an iterator.
         """
-        trials, error = self._trials, None
+        trials, error = self._trials, self._error_of_first_pass(frozen)
         name = bits.written()
         written = trials.written or (name and (name, trials.step))
         if thawed := frozen.thawed():
@@ -313,6 +326,20 @@ class SplitCheck:
         error = self._judge.shared(error)
         if error:
             raise error
+
+    def _error_of_first_pass(self, frozen: FrozenWeights) -> UserError | None:
+        """The error of what no trial can put back: a weight that it makes, an iterator's place."""
+        from samecurve.features.guard.split_errors import explain_made, explain_moved
+        from samecurve.torch_engine.users_code import place_of_method
+
+        where = place_of_method(
+            self._setup.task, "features" if self._plan.sees_whole_batch else "loss"
+        )
+        if made := frozen.made():
+            return explain_made(made, where)
+        changed = self._trials.attributes.changed()
+        moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
+        return explain_moved(described(moved[0]), where) if moved else None
 
     # --- kept
 
@@ -326,9 +353,10 @@ class SplitCheck:
 
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
         """Whether a method that a feature calls after an update reads one of these attributes."""
-        for method in (hooks.calls for hooks in self._setup.features.values() if hooks.calls):
-            from samecurve.torch_engine.users_code import names_read
+        from samecurve.torch_engine.users_code import names_read
 
+        methods = [hooks.calls for hooks in self._setup.features.values() if hooks.calls]
+        for method in (*methods, "schedule"):
             read = names_read(self._setup.task, method)
             for name in names:
                 if name.rpartition(".")[2] in read:
@@ -357,7 +385,7 @@ class SplitCheck:
         from samecurve.features.guard.split_errors import explain_kept
         from samecurve.torch_engine.users_code import place_of_method
 
-        return explain_kept(name, reader, place_of_method(self._setup.task, method))
+        return explain_kept(described(name), reader, place_of_method(self._setup.task, method))
 
     # --- hooks, gradient, later
 

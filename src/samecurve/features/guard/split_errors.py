@@ -208,10 +208,10 @@ def explain_state(evidence: Evidence, cause: str) -> UserError:
 def explain_kept(name: str, reader: str, where: str) -> UserError:
     """The error for an attribute that holds something of the last microbatch and is read elsewhere.
 
-    reader: what reads it; where: file:line at which the reader begins
+    name: in words; reader: what reads it; where: file:line at which the reader begins
     """
     return UserError(
-        f"{reader} depends on attribute {name}, which holds something of the last microbatch that a"
+        f"{reader} depends on {name}, which holds something of the last microbatch that a"
         " device has computed: of other samples on another number of devices",
         "use what follows from the weights and the step; for a statistic of the whole batch,"
         " features(self, model, batch) and batch_loss(self, features), which see all of it",
@@ -255,6 +255,27 @@ def explain_thawed(name: str, where: str) -> UserError:
         " optimizer, so it would never be trained",
         "leave it trainable in model(), and in the loss freeze it until its step:"
         " parameter.requires_grad_(step >= first); or two runs, the second with --init-from",
+        where,
+    )
+
+
+def explain_made(name: str, where: str) -> UserError:
+    """The error for a weight that the first forward pass makes."""
+    return UserError(
+        f"the first forward pass makes the weight {name}: it has no optimizer, so it would never be"
+        " trained",
+        "make its layer in model(), or in the __init__() of its module",
+        where,
+    )
+
+
+def explain_moved(name: str, where: str) -> UserError:
+    """The error for an iterator, named in words, that the loss takes items from."""
+    return UserError(
+        f"the loss takes the next item of {name} in each call, so it depends on how many"
+        " microbatches a device has computed, and no checkpoint holds how far the iterator is",
+        "def loss(self, model, batch, step) is given the step: compute the item from it, as in"
+        " weights[step % len(weights)]",
         where,
     )
 

@@ -45,11 +45,18 @@ class WeightVersions:
 
 
 class FrozenWeights:
-    """The weights that are frozen when it is made."""
+    """The weights that are frozen when it is made, and the names of all."""
 
     def __init__(self, strategy: Strategy) -> None:
-        named = strategy.models[0].named_parameters()
-        self._weights = [(name, weight) for name, weight in named if not weight.requires_grad]
+        self._model = strategy.models[0]
+        named = dict(self._model.named_parameters())
+        self._names = named.keys()
+        self._weights = [(name, w) for name, w in named.items() if not w.requires_grad]
+
+    def made(self) -> str:
+        """The first weight that was not there then, by name; '': none."""
+        names = (name for name, _ in self._model.named_parameters())
+        return next((name for name in names if name not in self._names), "")
 
     def thawed(self) -> str:
         """The first one that is frozen no longer, by name; '': none."""
