@@ -62,6 +62,7 @@ class JaxEngine:
     ) -> None:
         self.task, self.plan = task, plan
         self.notes: list[str | Event] = []
+        self.in_float32 = ""
         self._optimizer = optimizer
         self._index = index
         self._mesh = Mesh(np.array(devices), (AXIS,))
@@ -172,7 +173,8 @@ class JaxEngine:
         return self._steps.place(self._layout.restore(saved))
 
     def begin_training(self, state: Any, rows: TrialRows, *, as_if_split: bool = False) -> None:
-        check_repeats(self._setup, self._staging.narrow_rows(rows.pick([0])))
+        row = self._staging.narrow_rows(rows.pick([0]))
+        self.in_float32 = check_repeats(self._setup, row)
         found = {name: None for name in brought_by("training") if name not in self.features}
         for name, hooks, value in hooks_of(found, "jax"):
             self.features[name] = hooks(self, value)

@@ -21,6 +21,7 @@ class HookedEngine(Protocol):
     setup: the parts of the compiled programs
     first_step: of this process
     notes: for the user; the loop records and empties it
+    in_float32: what of the loss a run in float64 computes in float32, with its line; '': nothing
     inputs_of: the state with arrays over all devices, rows of the step in which a device has a
         microbatch, and the place among them where it has it
     named_arrays: what a checkpoint holds of a state, by name
@@ -30,6 +31,7 @@ class HookedEngine(Protocol):
 
     plan: Plan
     notes: list[str | Event]
+    in_float32: str
 
     @property
     def setup(self) -> Setup: ...

@@ -5,7 +5,8 @@ They find parameters that the loss does not use, numbers that it draws and varia
 
 import random
 from collections.abc import Mapping
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
+import samecurve
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import START, Progress
 from samecurve.errors import UserError
@@ -82,10 +84,11 @@ def check_loss(setup: Setup, row: Arrays) -> TracedLoss:
     return TracedLoss(tuple(sorted(names)), unused, draws)
 
 
-def check_repeats(setup: Setup, row: Mapping[str, HostArray]) -> None:
+def check_repeats(setup: Setup, row: Mapping[str, HostArray]) -> str:
     """Check that two traces of the loss are the same program.
 
     row: arrays [1, ...].
+    Returns what a run in float64 computes in float32, with its line; '': nothing.
     UserError: they differ, so each process would compile another program: the loss draws numbers
     from numpy or Python, or something that it reads changes.
     """
@@ -93,18 +96,18 @@ def check_repeats(setup: Setup, row: Mapping[str, HostArray]) -> None:
     params = jax.eval_shape(model.join_complex, model.held_shapes(setup.dtype))
     arrays = {name: jnp.asarray(array) for name, array in row.items()}
 
-    def trace() -> tuple[str, list[HostArray]]:
+    def trace() -> tuple[Any, list[HostArray]]:
         def outputs(params: Arrays, rest: Mapping[str, PyTree], row: Arrays) -> PyTree:
             return _losses(setup, model.assemble(params, rest), row, START)
 
         closed = jax.make_jaxpr(outputs)(params, model.rest, arrays)
-        return str(closed.jaxpr), [np.asarray(constant) for constant in closed.consts]
+        return closed.jaxpr, [np.asarray(constant) for constant in closed.consts]
 
     before = _random_states()
     (program, constants), (again, others) = trace(), trace()
     after = _random_states()
     drawn = [name for name in before if before[name] != after[name]]
-    equal = program == again and all(
+    equal = str(program) == str(again) and all(
         np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
         for one, other in zip(constants, others, strict=True)
     )
@@ -123,6 +126,30 @@ def check_repeats(setup: Setup, row: Mapping[str, HostArray]) -> None:
             "compute it from the model and the batch alone",
             "task",
         )
+    return _in_float32(program) if setup.plan.compute.precision == "f64" else ""
+
+
+def _in_float32(program: Any) -> str:
+    """The first equation of a program that gives a number in float32, with its line."""
+    for equation in program.eqns:
+        formats = {getattr(variable.aval, "dtype", None) for variable in equation.outvars}
+        if jnp.dtype(jnp.float32) in formats:
+            return f"{_line_of(equation)}{equation.primitive.name}"
+        for inner in jax.core.jaxprs_in_params(equation.params):
+            if found := _in_float32(inner):
+                return found
+    return ""
+
+
+def _line_of(equation: Any) -> str:
+    """ "file:line: " of the user's code; '': of none that is known."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback else ():
+        file = Path(frame.file_name)
+        is_installed = {"site-packages", "dist-packages"}.intersection(file.parts)
+        if not is_installed and not file.is_relative_to(Path(samecurve.__file__).parent):
+            return f"{file}:{frame.line_num}: "
+    return ""
 
 
 def _random_states() -> dict[str, str]:

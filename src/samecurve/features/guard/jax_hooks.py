@@ -60,9 +60,12 @@ class Hooks(JaxHooks):
 
     def begin_training(self, state: Any, rows: TrialRows, *, is_split: bool) -> None:
         """UserError: the loss does not add up over rows that are computed together."""
+        from samecurve.features.guard.additivity import lines_or_refuse, rounding_line
+
+        if self.engine.in_float32 and is_split:
+            self.engine.notes.append(rounding_line(self.engine.in_float32))
         if not self.engine.takes_whole_rows or len(rows.ids) < 2:
             return
-        from samecurve.features.guard.additivity import lines_or_refuse
         from samecurve.features.guard.jax_rows import whole_rows_error
 
         sums_of = partial(self.engine.trial_sums, state, rows)

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,6 @@ from samecurve.errors import UserError
 from samecurve.features.guard.additivity import (
     DOUBTFUL,
     GRADIENTS,
-    IN_FLOAT32,
     SURE,
     SURE_GRADIENTS,
     TOLERANCE,
@@ -29,6 +28,7 @@ from samecurve.features.guard.additivity import (
     compare_repeats,
     number_text,
     relative_difference,
+    rounding_line,
 )
 from samecurve.features.guard.trial_conditions import NarrowestFormat
 from samecurve.features.guard.trial_gradients import norms_of
@@ -40,6 +40,8 @@ from samecurve.torch_engine.users_code.side_effects import Counter
 from samecurve.units import first_and_count
 
 _GRADIENT = "its gradient"  # among numbers by name
+
+_LAST_DIGITS = 1e-12  # what float64 rounds, relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +238,30 @@ class Judge:
             self._note_rounding(computed)
         return remains
 
+    def note_rounding(self, few: Rows) -> None:
+        """Say what an f64 run computes in float32, where its loss or its gradient follows that: a
+        sum over few samples need not show it, and `samecurve verify` asks.
+        """
+        trials = self._trials
+        if trials.format != "f64":
+            return
+        _, computed = self._losses(few)
+        if not self.agree(computed.bytes == 4):
+            return
+        tried = []
+        for format_inside in (nullcontext, trials.in_float64_inside):
+            with format_inside(), suppress(*RAISED):
+                tried.append(trials.tried(few, with_gradient=True))
+            trials.put_back()
+        lacks = [one for one in tried if one.gradients is None]
+        if self.agree(bool(lacks) or len(tried) < 2):
+            return
+        as_it_is, wide = (one.losses["loss"] for one in tried)
+        norms = norms_of(self._setup, tried[0].gradients or {}, [tried[1].gradients or {}])
+        is_other = compare_repeats(as_it_is, wide, _LAST_DIGITS)
+        if is_other or compare_gradients(as_it_is, [wide], norms, _LAST_DIGITS):
+            self._note_rounding(computed)
+
     def _rounds_inside(self) -> bool:
         """Whether an f64 run computes something in float32."""
         trials = self._trials
@@ -251,10 +277,7 @@ class Judge:
 
     def _note_rounding(self, computed: NarrowestFormat) -> None:
         place = f"{computed.where}: " if computed.where else ""
-        line = (
-            f"{place}{computed.function} {IN_FLOAT32}: the loss agrees between numbers of devices"
-            " to about 1e-6 there, as float32 rounds, not to 1e-12"
-        )
+        line = rounding_line(f"{place}{computed.function}")
         kept = HeldByTask(self._setup.task, self._setup.strategy.models[0]).paths_of(torch.float32)
         if kept:
             line += (

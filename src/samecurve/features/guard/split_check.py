@@ -175,6 +175,8 @@ class SplitCheck:
             found = batch_loss_error(self._setup, self._trials, [self._first_step, *steps])
             error = self._judge.shared(found)
             repeats = error is None  # devices would differ, however the batch is divided
+        if self._is_split and not error:
+            self._judge.note_rounding(self._trials.samples[:_FEW])
         return SplitVerdict(error, repeats, seen.steady)
 
     # --- whole, again, in parts, far
