@@ -153,7 +153,7 @@ def race(
     seconds: dict[str, list[float]] = {mode: [] for mode in modes}
     for number in range(WARM + STEPS):
         for mode, runner in runners.items():
-            set_deterministic(runner.plan.same_bits)
+            set_deterministic(runner.plan.same_bits, place)
             took = runner.step(before=partial(dist.barrier, group))
             if number >= WARM:
                 seconds[mode].append(took)

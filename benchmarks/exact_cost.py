@@ -133,7 +133,7 @@ def race(values: Mapping[str, Any], home: Path, steps: int, place: str) -> dict[
 
     def prepare(mode: str) -> None:
         if values["engine"] == "torch":
-            set_deterministic(mode == "exact")
+            set_deterministic(mode == "exact", torch.device(place))
 
     seconds = seconds_in_turn(runners, steps, prepare)
     exact = runners["exact"]

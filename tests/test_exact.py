@@ -435,4 +435,4 @@ def test_what_follows_the_device_is_refused_at_the_first_step(kind: str, says: s
         with pytest.raises(UserError, match=says):
             engine.step(state, next(iter(feed))[1], 1e-3, [0] * 4)
     finally:
-        set_deterministic(False)
+        set_deterministic(False, torch.device("cpu"))

@@ -41,7 +41,7 @@ from samecurve.run import describe
 # A command waits until the last of these modules is imported, this one.
 MODULES = (
     *("torch", "samecurve.tasks.adapter.torch_adapter", "samecurve.run.describe"),
-    *("samecurve.torch_engine.engine", "numpy.ma", "torch._dynamo", "torch.distributed.fsdp"),
+    *("samecurve.torch_engine.engine", "numpy.ma"),
     *(
         "transformers.modeling_utils",
         "peft",

@@ -1,11 +1,12 @@
 """What a forward pass changes of a model and a task is seen, and put back."""
 
-import contextvars
-import functools
 import itertools
-import os
+import sys
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,77 @@ import pytest
 import torch
 from torch import nn
 
+from samecurve.torch_engine.users_code.holders import holders
 from samecurve.torch_engine.users_code.side_effects import (
+    TURNS,
     Attributes,
     Buffers,
+    Counter,
     GeneratorStates,
+    Position,
     counters_in,
     equal,
 )
+
+BANK: dict[str, float] = {}
+PLACE = ContextVar("PLACE", default=0)
+
+
+@cache
+def squared(number: int) -> int:
+    return number**2
+
+
+def counting() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+def gathered(last: list[int] = []) -> int:  # noqa: B006 - as users write it
+    last.append(1)
+    gathered.total = len(last)  # type: ignore[attr-defined]
+    return len(last)
+
+
+class Keeper:
+    """Keeps something in each place that is no attribute of its own."""
+
+    seen = 0
+    teacher: torch.Tensor | None = None
+
+    def __init__(self) -> None:
+        self.count = counting()
+        self.turns = cycle([1, 2, 3])
+        self.ids = itertools.count(3)
+
+    def loss(self) -> tuple[int, ...]:
+        Keeper.seen += 1
+        if Keeper.teacher is None:
+            Keeper.teacher = torch.ones(2)
+        BANK["a"] = BANK.get("a", 0.0) + 1
+        PLACE.set(PLACE.get() + 1)
+        sys.kept_by_a_test = 1  # type: ignore[attr-defined]
+        return (next(self.ids), self.count(), gathered(), squared(7), PLACE.get(), Keeper.seen)
+
+
+KEPT = {
+    "cached function test_side_effects.squared",
+    "class variable Keeper.seen",
+    "class variable Keeper.teacher",
+    "closure variable counting.count.calls",
+    "context variable.PLACE",
+    "default argument gathered.last",
+    "function attribute gathered.total",
+    "global variable sys.kept_by_a_test",
+    "global variable test_side_effects.BANK",
+    "task.ids",
+}
 
 
 class Inner:
@@ -28,7 +93,7 @@ class Inner:
 
 
 class Task:
-    """Counts, in each way of objects; and in `shared`, a variable of the class."""
+    """Counts, in each way that is looked at."""
 
     shared = 0
 
@@ -51,7 +116,6 @@ class Task:
         self.new = self.number
 
 
-SHARED = "variable test_side_effects.py:Task.shared"
 COUNTERS = ("inner.calls", "last", "new", "number", "seen", "stats.calls", "tensor")
 
 
@@ -60,7 +124,7 @@ def test_attributes_that_change_are_named_and_put_back() -> None:
     attributes = Attributes(nn.Linear(2, 2), task)
     seen, tensor = task.seen, task.tensor
     task.loss()
-    names = {SHARED, *(f"task.{name}" for name in (*COUNTERS, "array"))}
+    names = {f"task.{name}" for name in (*COUNTERS, "array")} | {"class variable Task.shared"}
     # a dict and what is in it
     assert attributes.changed().keys() - {"task.stats"} == names
     attributes.put_back()
@@ -79,7 +143,8 @@ def test_what_counts_is_taken_a_thousand_microbatches_ahead() -> None:
     first = attributes.changed()
     task.loss()
     counters = counters_in(first, attributes.changed())
-    assert sorted(counters) == [*(f"task.{name}" for name in COUNTERS), SHARED]
+    names = ("class variable Task.shared", *(f"task.{name}" for name in COUNTERS))
+    assert tuple(sorted(counters)) == names
     attributes.put_back()
     attributes.advance(counters)
     assert (task.number, task.inner.calls, task.stats, task.new) == (
@@ -89,74 +154,64 @@ def test_what_counts_is_taken_a_thousand_microbatches_ahead() -> None:
         1002,
     )
     assert (len(task.seen), len(task.last), float(task.tensor)) == (1002, 1002, 1002)
-    assert Task.shared == 1002
+
+
+def test_variables_of_the_users_code_are_named_and_put_back() -> None:
+    """A second pass after put_back() returns what the first has returned."""
+    task = Keeper()
+    attributes = Attributes(nn.Linear(2, 2), task)
+    first = task.loss()
+    changed = attributes.changed()
+    # a dict is named, and what is in it
+    assert changed.keys() - {"global variable test_side_effects.BANK.a"} == KEPT
+    assert task.loss() != first
+    attributes.put_back()
+    assert attributes.changed() == {}
+    assert (Keeper.seen, Keeper.teacher, BANK, squared.cache_info().currsize) == (0, None, {}, 0)
+    assert not hasattr(sys, "kept_by_a_test")
+    assert not hasattr(gathered, "total")
+    assert task.loss() == first
     attributes.put_back()
 
 
-TOLD = contextvars.ContextVar("TOLD", default=0)
-FOUND: dict[str, int] = {}
+def test_a_variable_gets_another_value() -> None:
+    task = Keeper()
+    attributes = Attributes(nn.Linear(2, 2), task)
+    attributes.set("closure variable counting.count.calls", 4)
+    attributes.set("default argument gathered.last", [1, 1])
+    assert task.loss()[1:3] == (5, 3)
+    attributes.put_back()
 
 
-@functools.cache
-def cached(number: int) -> int:
-    return number
+def test_an_iterator_is_seen_to_move() -> None:
+    task = Keeper()
+    for _ in range(5):  # beyond the end of its first turn
+        attributes = Attributes(nn.Linear(2, 2), task)
+        next(task.turns)
+        assert isinstance(attributes.changed()["task.turns"], Position)
 
 
-def closure() -> Callable[[], None]:
-    calls, turns = 0, itertools.cycle([1, 2, 3])
-
-    def count() -> None:
-        nonlocal calls
-        calls += next(turns)
-
-    return count
-
-
-def kept(number: int, seen: list[int] = []) -> None:  # noqa: B006 - as people write it
-    seen.append(number)
-    marked: Any = kept
-    marked.calls = number
-
-
-class Elsewhere:
-    """Counts where no attribute is."""
-
-    def __init__(self) -> None:
-        self.count, self.turns = closure(), itertools.count()
-        self.steps = (number for number in range(9))
-
-    def loss(self) -> None:
-        self.count()
-        next(self.turns)
-        next(self.steps)
-        kept(cached(len(FOUND)))
-        TOLD.set(TOLD.get() + 1)
-        FOUND[f"{len(FOUND)}"] = 1
-        os.environ["TOLD"] = str(int(os.environ.get("TOLD", "0")) + 1)
-
-
-def test_variables_of_the_users_code_are_named_and_put_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TOLD", "4")
-    task = Elsewhere()
+def test_a_counter_becomes_a_multiple_of_all_small_numbers() -> None:
+    task = Keeper()
     attributes = Attributes(nn.Linear(2, 2), task)
     task.loss()
-    task.loss()
-    here = "variable test_side_effects.py"
-    assert sorted(attributes.changed()) == [
-        *("task.steps", "task.turns", "variable os.environ.TOLD"),
-        *(f"{here}.{name}" for name in ("FOUND", "FOUND.0", "FOUND.1", "TOLD", "cached")),
-        *(f"{here}:closure.count.{name}" for name in ("calls", "turns")),
-        *(f"{here}:kept#2.calls", f"{here}:kept.seen"),
-    ]
+    assert "class variable Keeper.seen" in attributes.changed()
+    counters = {"class variable Keeper.seen": Counter(2, 1000.0)}
+    values = []
+    for turn in range(TURNS):
+        attributes.advance(counters, turn)
+        values.append(Keeper.seen)
     attributes.put_back()
-    assert list(attributes.changed()) == ["task.steps"]  # a generator never goes back
-    assert (TOLD.get(), FOUND, os.environ["TOLD"]) == (0, {}, "4")
-    assert (next(task.turns), cached.cache_info().currsize) == (0, 0)
-    task.loss()
-    assert list(FOUND) == ["0"]
-    attributes.put_back()
+    assert values == [1002, 720719, 720720]
+    assert next(task.ids) == 3
+    assert all(values[2] % number == 0 for number in range(1, 17))
+
+
+def test_the_walk_of_a_task_without_variables_is_short() -> None:
+    """Milliseconds: the holders are those of the model and the task."""
+    task = Inner()
+    paths = [path for path in holders(nn.Sequential(nn.Linear(2, 2)), task) if " " not in path]
+    assert paths == ["model", "0", "task"]
 
 
 def test_generators_that_draw_are_named_and_put_back() -> None:
@@ -176,6 +231,15 @@ def test_generators_that_draw_are_named_and_put_back() -> None:
         assert (draw(), generators.changed()) == (number, [name])
         generators.put_back()
     assert generators.changed() == []
+
+
+def test_a_buffer_that_a_pass_registers_is_taken_out() -> None:
+    model = nn.Linear(2, 2)
+    buffers = Buffers(model)
+    model.register_buffer("mask", torch.ones(2))
+    assert list(buffers.changed()) == ["mask"]
+    buffers.put_back()
+    assert not hasattr(model, "mask")
 
 
 def test_a_buffer_of_another_shape_is_put_back() -> None:

@@ -415,6 +415,23 @@ def test_what_is_kept_of_a_microbatch_is_not_read_elsewhere(name: str, says: str
 
 
 @pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("NinthCall", "closure variable each.is_due.calls is changed in each forward pass"),
+        ("Cycled", "the loss takes the next item of class variable Cycled.factors in each call"),
+        ("Gathered", "global variable keeping_losses.BANK"),
+        ("RateByLoss", "schedule() depends on attribute task.last, which holds something of the"),
+        ("LateLayer", "the first forward pass makes the weight late.weight: it has no optimizer"),
+        ("LateBuffer", ""),
+    ],
+)
+def test_what_lasts_outside_of_attributes_is_named(name: str, says: str) -> None:
+    text = said_of(config_for("plain", task=f"{FILE.with_name('keeping_losses.py')}:{name}"))
+    assert says in text
+    assert bool(text) == bool(says)
+
+
+@pytest.mark.parametrize(
     ("kind", "says"),
     [
         ("sound", ""),

@@ -75,9 +75,7 @@ class Pool:
         libraries: modules that the jobs need. They are imported before the ranks are forked.
         """
         self.size, self._log, self._patience = size, log, patience
-        # torch's wrapper of a model on several ranks imports torch's compiler
-        wrapper = ("torch._dynamo",) if size > 1 else ()
-        self._modules = ("torch", "samecurve.torch_engine.engine", *wrapper, *libraries, __name__)
+        self._modules = ("torch", "samecurve.torch_engine.engine", *libraries, __name__)
         self._pipes: list[Connection] = []
         self._processes: list[Process] = []
         self._groups: set[tuple[int, str]] = set()

@@ -66,16 +66,14 @@ class WarmStart:
         described = (*libraries, DESCRIBES)
         if layout.is_one_process:
             if may_grow:
-                described = (*described, _ENGINE, "numpy.ma", "torch._dynamo", _TRAINS)
+                described = (*described, _ENGINE, "numpy.ma", _TRAINS)
             self.server.preload(described)
             # without the libraries: transformers can't be imported by two threads at once
             self._imports = threading.Thread(target=import_ahead, args=(_ENGINE,), name="imports")
             self._imports.start()
             return
-        # torch's wrapper of a model on several ranks imports the compiler, and the first np.unique
-        # imports numpy's masked arrays
-        wrapper = () if layout.shards > 1 else ("torch._dynamo",)
-        self.server.preload((*described, _ENGINE, "numpy.ma", *wrapper, _TRAINS))
+        # the first np.unique imports numpy's masked arrays
+        self.server.preload((*described, _ENGINE, "numpy.ma", _TRAINS))
 
     def wait_for_imports(self) -> None:
         """Wait for what is imported in this process: two threads can't import torch at once."""
@@ -89,7 +87,7 @@ class WarmStart:
         """
         if self.server is None:
             return
-        engine = (*libraries, DESCRIBES, _ENGINE, "numpy.ma", "torch._dynamo", _TRAINS)
+        engine = (*libraries, DESCRIBES, _ENGINE, "numpy.ma", _TRAINS)
         self.server.preload((*engine, *_COMMAND))
 
     def wait_for_command(self) -> None:

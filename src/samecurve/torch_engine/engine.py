@@ -88,8 +88,8 @@ class TorchEngine:
         self.device = devices[0]
         self._exit_stack = ExitStack()
         if plan.compute.deterministic:
-            set_deterministic(True)
-            self._exit_stack.callback(set_deterministic, False)
+            set_deterministic(True, self.device)
+            self._exit_stack.callback(set_deterministic, False, self.device)
         self._strategy = make_strategy(plan, comm, devices)
         sites = DrawSites()
         self._setup = EngineSetup(

@@ -23,8 +23,7 @@ from samecurve.probe import cpu_cores, cpu_name, host_memory
 
 _DESCRIBE_TORCH = "samecurve.worker.jobs.check_job:describe_torch"
 _DESCRIBE_JAX = "samecurve.worker.jobs.check_job:describe_jax"
-# torch's wrapper of a model needs its compiler
-_MODULES = ("torch", "torch.distributed", "torch._dynamo", "samecurve.worker.jobs.check_job")
+_MODULES = ("torch", "torch.distributed", "samecurve.worker.jobs.check_job")
 _LIBRARY_LIMIT = 180.0  # seconds to import a library, which may come over a network
 _CONFIG = Path("models/tiny.yaml")  # the one that is quick anywhere
 

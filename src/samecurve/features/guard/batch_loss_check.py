@@ -20,8 +20,8 @@ from samecurve.torch_engine.randomness.microbatch_context import seed_host
 from samecurve.torch_engine.step.precision import current_device
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.users_code import place_of_method
+from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import counters_in
-from samecurve.torch_engine.users_code.variables import shown
 
 _HOST = {"numpy", "Python"}  # generators that are seeded by the step, where batch_loss() draws
 
@@ -123,7 +123,7 @@ class _BatchLoss:
     def _of_state(self, name: str, features: Features) -> Evidence:
         read = partial(self._trials.attributes.read, name)
         changes = self._watched(features, {name: read}).changes
-        return self._evidence(state=shown(name), state_at=changes.get(name, ""))
+        return self._evidence(state=described(name), state_at=changes.get(name, ""))
 
     def _watched(self, features: Features, reads: Mapping[str, Callable[[], object]]) -> Watched:
         return watch(partial(self._total, features), self._trials.generators, reads)

@@ -32,7 +32,7 @@ from samecurve.features.guard.trials import RAISED, Rows, Trials
 from samecurve.features.guard.watched_lines import watch
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.users_code import place_of_method
-from samecurve.torch_engine.users_code.variables import shown
+from samecurve.torch_engine.users_code.holders import described
 
 _ALONE = 4  # samples that are tried one by one and in pairs
 # the tolerance for the single numbers of a tensor
@@ -106,7 +106,7 @@ class Diagnosis:
             place=self._place(finding),
             draws=watched.draws,
             backward=self._own_backward() if of_gradient else None,
-            state=shown(name) if name else "",
+            state=described(name) if name else "",
             state_at=watched.changes.get(name, ""),
             loss_at=place_of_method(self._setup.task, method),
             what=self._what(),

@@ -67,9 +67,15 @@ from samecurve.features.guard.written_weights import (
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
-from samecurve.torch_engine.users_code.side_effects import FAR, Counter, counters_in, equal
+from samecurve.torch_engine.users_code.holders import described
+from samecurve.torch_engine.users_code.side_effects import (
+    TURNS,
+    Counter,
+    Position,
+    counters_in,
+    equal,
+)
 
-_PASSES = (*range(1, 17), FAR)  # after which the value of a counter is tried
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
 
@@ -211,7 +217,7 @@ class SplitCheck:
         return Observed(
             whole=whole,
             again=again,
-            far=self._far(whole, counters),
+            far=self._far(counters, whole),
             parts=parts,
             failed=failed,
             drawn=drawn,
@@ -265,21 +271,20 @@ class SplitCheck:
             best = best if differences[best] < DOUBTFUL else possible[0]
             sites.views = int(self._judge.largest(best))
 
-    def _far(self, whole: Trial, counters: Mapping[str, Counter]) -> Trial | None:
-        """The loss as after more microbatches, the first that is another one; None: no attribute
-        counts.
+    def _far(self, counters: Mapping[str, Counter], whole: Trial) -> Trial | None:
+        """The loss as after many more microbatches: at a number where it differs from `whole`, if
+        there is one. None: no attribute counts.
         """
         if not self._judge.agree(bool(counters)):
             return None
-        trials = self._trials
-        trial = no_trial(trials.samples)
-        for passes in _PASSES:
-            trials.attributes.advance(counters, passes)
+        trials, found = self._trials, None
+        for turn in range(TURNS):
+            trials.attributes.advance(counters, turn)
             trial = trials.loss_if_any(trials.samples) or no_trial(trials.samples)
             trials.put_back()
-            if self._judge.agree(bool(compare_repeats(whole, trial, TOLERANCE[trials.format]))):
-                break
-        return trial
+            if found is None or compare_repeats(whole, trial, TOLERANCE[trials.format]):
+                found = trial
+        return found
 
     # --- alone
 
@@ -311,9 +316,10 @@ class SplitCheck:
     def _refuse_writes(self, bits: WeightBits, frozen: FrozenWeights) -> None:
         """bits, frozen: weights as they were before the trials.
 
-        UserError: any of the trials has written into a weight, or has thawed one.
+        UserError: any of the trials has written into a weight, has thawed or made one, or has moved
+        an iterator.
         """
-        trials, error = self._trials, None
+        trials, error = self._trials, self._error_of_first_pass(frozen)
         name = bits.written()
         written = trials.written or (name and (name, trials.step))
         if thawed := frozen.thawed():
@@ -326,6 +332,20 @@ class SplitCheck:
         if error:
             raise error
 
+    def _error_of_first_pass(self, frozen: FrozenWeights) -> UserError | None:
+        """The error of what no trial can put back: a weight that it makes, an iterator's place."""
+        from samecurve.features.guard.split_errors import explain_made, explain_moved
+        from samecurve.torch_engine.users_code import place_of_method
+
+        where = place_of_method(
+            self._setup.task, "features" if self._plan.sees_whole_batch else "loss"
+        )
+        if made := frozen.made():
+            return explain_made(made, where)
+        changed = self._trials.attributes.changed()
+        moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
+        return explain_moved(described(moved[0]), where) if moved else None
+
     # --- kept
 
     def _error_of_kept(self, names: Sequence[str]) -> UserError | None:
@@ -337,11 +357,11 @@ class SplitCheck:
         return self._judge.shared(error)
 
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
-        """Whether a method that is called between steps reads one of these attributes."""
-        called = [hooks.calls for hooks in self._setup.features.values() if hooks.calls]
-        for method in (*called, "schedule"):
-            from samecurve.torch_engine.users_code import names_read
+        """Whether a method that a feature calls after an update reads one of these attributes."""
+        from samecurve.torch_engine.users_code import names_read
 
+        methods = [hooks.calls for hooks in self._setup.features.values() if hooks.calls]
+        for method in (*methods, "schedule"):
             read = names_read(self._setup.task, method)
             for name in names:
                 if name.rpartition(".")[2] in read:
@@ -369,9 +389,8 @@ class SplitCheck:
         """The error of an attribute. method: of the task, which reads it."""
         from samecurve.features.guard.split_errors import explain_kept
         from samecurve.torch_engine.users_code import place_of_method
-        from samecurve.torch_engine.users_code.variables import shown
 
-        return explain_kept(shown(name), reader, place_of_method(self._setup.task, method))
+        return explain_kept(described(name), reader, place_of_method(self._setup.task, method))
 
     # --- hooks, gradient, later
 

@@ -208,8 +208,7 @@ def explain_state(evidence: Evidence, cause: str) -> UserError:
 def explain_kept(name: str, reader: str, where: str) -> UserError:
     """The error for an attribute that holds something of the last microbatch and is read elsewhere.
 
-    name: "attribute task.last"
-    reader: what reads it; where: file:line at which the reader begins
+    name: in words; reader: what reads it; where: file:line at which the reader begins
     """
     return UserError(
         f"{reader} depends on {name}, which holds something of the last microbatch that a"
@@ -250,13 +249,33 @@ def explain_written(name: str, where: str) -> UserError:
 
 
 def explain_thawed(name: str, where: str) -> UserError:
-    """The error for a loss that thaws a weight, or makes one."""
+    """The error for a loss that thaws a weight."""
     return UserError(
-        f"the loss thaws the weight {name}, or makes it: it has no optimizer, as it was frozen or"
-        " not there when the run began, so it would never be trained",
+        f"the loss thaws the weight {name}, which was frozen when the run began: it has no"
+        " optimizer, so it would never be trained",
         "leave it trainable in model(), and in the loss freeze it until its step:"
-        " parameter.requires_grad_(step >= first); or two runs, the second with --init-from. A"
-        " layer that forward() makes: make it in __init__()",
+        " parameter.requires_grad_(step >= first); or two runs, the second with --init-from",
+        where,
+    )
+
+
+def explain_made(name: str, where: str) -> UserError:
+    """The error for a weight that the first forward pass makes."""
+    return UserError(
+        f"the first forward pass makes the weight {name}: it has no optimizer, so it would never be"
+        " trained",
+        "make its layer in model(), or in the __init__() of its module",
+        where,
+    )
+
+
+def explain_moved(name: str, where: str) -> UserError:
+    """The error for an iterator, named in words, that the loss takes items from."""
+    return UserError(
+        f"the loss takes the next item of {name} in each call, so it depends on how many"
+        " microbatches a device has computed, and no checkpoint holds how far the iterator is",
+        "def loss(self, model, batch, step) is given the step: compute the item from it, as in"
+        " weights[step % len(weights)]",
         where,
     )
 

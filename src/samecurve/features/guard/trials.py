@@ -123,6 +123,8 @@ class Trials:
             self.generators = GeneratorStates(self._setup.device, self.attributes.generators())
             self._versions = WeightVersions(self._setup.strategy)
             stack.callback(self.put_back)
+            for parameter in self._model.parameters():  # a loss may freeze layers until some step
+                stack.callback(parameter.requires_grad_, parameter.requires_grad)
             if self.phase_number and not in_step:
                 stack.enter_context(self._after_earlier_phases(task))
             yield

@@ -11,11 +11,10 @@ def unlike_error(setup: EngineSetup, cause: str) -> UserError:
     where, state = place_of_method(setup.task, method), setup.features.get("task_state")
     differing = state.differing() if state else {}
     if differing:
-        from samecurve.features.task_state.torch_hooks import KEEP_IN_MODEL
+        from samecurve.features.task_state.torch_hooks import KEEP_IN_MODEL, shown_name
 
         name, values = next(iter(differing.items()))
-        shown = name.replace("task.", "self.", 1)
-        return UserError(f"{cause}: {shown} {values}", KEEP_IN_MODEL, where)
+        return UserError(f"{cause}: {shown_name(name)} {values}", KEEP_IN_MODEL, where)
     return UserError(
         cause,
         "the loss may depend on the weights, the sample and the step alone. Look for what it reads"

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 import torch
-from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
@@ -46,21 +45,22 @@ class WeightVersions:
 
 
 class FrozenWeights:
-    """The weights that are frozen when it is made."""
+    """The weights that are frozen when it is made, and the names of all."""
 
     def __init__(self, strategy: Strategy) -> None:
-        named = strategy.models[0].named_parameters()
-        self._weights = [(name, weight) for name, weight in named if not weight.requires_grad]
-        self._model, self._count = strategy.models[0], _count(strategy.models[0])
+        self._model = strategy.models[0]
+        named = dict(self._model.named_parameters())
+        self._names = named.keys()
+        self._weights = [(name, w) for name, w in named.items() if not w.requires_grad]
+
+    def made(self) -> str:
+        """The first weight that was not there then, by name; '': none."""
+        names = (name for name, _ in self._model.named_parameters())
+        return next((name for name in names if name not in self._names), "")
 
     def thawed(self) -> str:
-        """The first one that is frozen no longer, else a weight that has been made since, by name;
-        '': none.
-        """
-        thawed = next((name for name, weight in self._weights if weight.requires_grad), "")
-        if thawed or _count(self._model) <= self._count:
-            return thawed
-        return [name for name, weight in self._model.named_parameters() if weight.requires_grad][-1]
+        """The first one that is frozen no longer, by name; '': none."""
+        return next((name for name, weight in self._weights if weight.requires_grad), "")
 
 
 class WeightBits:
@@ -80,10 +80,6 @@ class WeightBits:
         bit_sums = BitSums(_CHUNK)
         sums = [bit_sums.of(_spread(local_view(tensor))) for tensor in self._tensors]
         return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
-
-
-def _count(model: nn.Module) -> int:
-    return sum(1 for _ in model.parameters())
 
 
 def _spread(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,28 @@
-"""The state of a task's code under torch: attributes that have changed since the run began.
+"""The state of a task's code under torch: attributes and variables that have changed since the run
+began, and buffers that no checkpoint has otherwise.
 
-Looked at are the task, and modules of the user's own classes. Attributes of a module are kept
-together or not at all: a count of what it has cached is worth nothing without the cache.
+Looked at are the task, modules of the user's own classes, and variables of the user's code.
+Attributes of a module are kept together or not at all: a count of what it has cached is worth
+nothing without the cache.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
-from samecurve.torch_engine.users_code import VARIABLE, is_users, names_read, place_of_method
-from samecurve.torch_engine.users_code.side_effects import Attributes
+from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.torch_engine.users_code import is_users, names_read, place_of_method
+from samecurve.torch_engine.users_code.holders import Variables
+from samecurve.torch_engine.users_code.side_effects import Attributes, Position
 
 KEEP_IN_MODEL = (
     "what follows from the weights and the step, which loss(self, model, batch, step) and"
@@ -25,6 +31,8 @@ KEEP_IN_MODEL = (
 )
 _TASK = "task"  # the path of a task's attributes
 _SHOWN = 60  # characters of a value
+_BUFFER = "buffer of"  # the path of buffers that a module does not save, before the module's name
+_IS_ITERATOR = "is an iterator, whose place no checkpoint can hold"
 Values = dict[str, Any]  # as JSON has them, by the attribute's full name
 
 
@@ -32,6 +40,8 @@ class Hooks(TorchHooks):
     """Notes the attributes as a run begins, and gives those that have changed to a checkpoint."""
 
     _start: Start | None = None  # None: nothing is trained
+    _state: State | None = None  # of the training
+    _buffers: Set[str] = frozenset()  # names of the model's buffers before the first step
     _restored: frozenset[str] = frozenset()  # names of attributes that a checkpoint had
 
     @cached_property
@@ -40,17 +50,24 @@ class Hooks(TorchHooks):
 
     @cached_property
     def _attributes(self) -> Attributes:
-        return Attributes(self.setup.strategy.models[0], self._task)
+        model = self.setup.strategy.models[0]
+        buffers = {
+            f"{_BUFFER} {name or 'model'}": _unsaved_buffers(module)
+            for name, module in model.named_modules()
+            if module._non_persistent_buffers_set or self._modules.get(name or "model")  # noqa: SLF001
+        }
+        return Attributes(model, self._task, buffers)
 
     @cached_property
-    def _users(self) -> frozenset[str]:
-        """Paths of what has a class of the user's."""
+    def _modules(self) -> dict[str, bool]:
+        """Whether a module's class is of the user's, by its path; of the task, too."""
         modules = self.setup.strategy.models[0].named_modules()
         named = {_TASK: self._task, **{name or "model": module for name, module in modules}}
-        return frozenset(path for path, one in named.items() if is_users(type(one)))
+        return {path: is_users(type(one)) for path, one in named.items()}
 
     def begin_training(self, start: Start) -> Mapping[str, Any]:
         self._start = start
+        self._buffers = {name for name, _ in self.setup.strategy.models[0].named_buffers()}
         attributes = self._attributes  # as they are made, whatever a checkpoint has
         if not start.kept:
             return {}
@@ -64,12 +81,26 @@ class Hooks(TorchHooks):
         self._restored = frozenset(restored)
         return {}
 
+    def add_to(self, steps: Sequence[TrainingStep]) -> None:
+        self._state = steps[0].state
+        steps[-1].after_reduction.append(self._take_new_buffers)
+
+    def _take_new_buffers(self) -> None:
+        """Once, after a backward pass: buffers that it has registered are saved here, as a model
+        that is made for a resume does not have them yet.
+        """
+        for name, _ in self.setup.strategy.models[0].named_buffers():
+            if name not in self._buffers:
+                path, _, own = name.rpartition(".")
+                module = self.setup.strategy.models[0].get_submodule(path)
+                module._non_persistent_buffers_set.add(own)  # noqa: SLF001 - no other way
+
     def kept(self) -> Values:
         values, failing, differing = self._compared()
         failing = {**differing, **failing}
         if failing:
             self._refuse_if_needed(failing)
-        return {name: value for name, value in values.items() if not _is_left(name, failing)}
+        return {name: value for name, value in values.items() if not self._is_left(name, failing)}
 
     def differing(self) -> dict[str, str]:
         """What ranks hold in other values, in words, by the attribute's name; all ranks call it
@@ -110,30 +141,42 @@ class Hooks(TorchHooks):
             try:
                 values[name] = written(value)
             except CantBeWrittenError:
-                kind = type(value).__name__
-                failing[name] = f"is a {kind} that is too large for a checkpoint, or no plain value"
+                failing[name] = _why_not_written(value)
         return values, failing
 
     def _is_of_user(self, name: str) -> bool:
-        if name.startswith(VARIABLE):
-            return True
         path = name.rpartition(".")[0]
+        if " " in name.partition(".")[0]:  # a variable, or a buffer
+            return True
         if path == _TASK or path.startswith(f"{_TASK}."):
-            return _TASK in self._users
-        return path in self._users
+            return self._modules[_TASK]
+        return self._modules.get(path, False)
+
+    def _is_left(self, name: str, failing: Mapping[str, str]) -> bool:
+        """Whether an attribute is not saved: it is failing, or belongs to a module with one that
+        is.
+        """
+        path = name.rpartition(".")[0]
+        if path == _TASK or path not in self._modules:
+            return name in failing
+        return any(other.rpartition(".")[0] == path for other in failing)
 
     def _refuse_if_needed(self, failing: Mapping[str, str]) -> None:
         """UserError: the loss, or what follows an update, depends on such an attribute."""
         readers = ("after_step", "schedule")
         read_later = {name for method in readers for name in names_read(self._task, method)}
-        names = [name for name in sorted(failing) if name.rpartition(".")[2] in read_later]
+        names = [
+            name
+            for name, why in sorted(failing.items())
+            if name.rpartition(".")[2] in read_later or why == _IS_ITERATOR
+        ]
         for name in () if names else sorted(failing):
             if self._loss_depends(name):
                 names = [name]
                 break
         if not names:
             return
-        first = names[0].replace(f"{_TASK}.", "self.", 1)
+        first = shown_name(names[0])
         raise UserError(
             f"the training depends on {first}, which changes as it goes and {failing[names[0]]}: a"
             " resumed run, and one on other devices, would give another curve",
@@ -151,6 +194,7 @@ class Hooks(TorchHooks):
         from samecurve.features.guard.trials import Trials
 
         trials = Trials(self.setup, self._start.rows, self._start.stage)
+        trials.step = self._state.step if self._state else trials.step
         with trials.prepared():
             now = trials.loss_if_any(trials.samples)
             trials.put_back()
@@ -163,12 +207,25 @@ class Hooks(TorchHooks):
         return bool(self.setup.comm.all_reduce(flag)() > 0)
 
 
-def _is_left(name: str, failing: Mapping[str, str]) -> bool:
-    """Whether an attribute is not saved: it differs, or belongs to a module with one that does."""
-    path = name.rpartition(".")[0]
-    if path == _TASK or name.startswith(VARIABLE):
-        return name in failing
-    return any(other.rpartition(".")[0] == path for other in failing)
+def _unsaved_buffers(module: nn.Module) -> Variables:
+    """The buffers of a module that are not persistent, by name."""
+    buffers = module._buffers  # noqa: SLF001 - torch tells neither elsewhere
+    names = module._non_persistent_buffers_set  # noqa: SLF001
+    return Variables(lambda: sorted(names), lambda name: (buffers, name))
+
+
+def _why_not_written(value: object) -> str:
+    if isinstance(value, Position):
+        return _IS_ITERATOR
+    if hasattr(value, "cache_info"):
+        return "keeps results, as functools.cache does, which no checkpoint can hold"
+    kind = type(value).__name__
+    return f"is a {kind} that is too large for a checkpoint, or no plain value"
+
+
+def shown_name(name: str) -> str:
+    """The name of an attribute or variable, for the user."""
+    return f"self.{name.removeprefix(_TASK + '.')}" if name.startswith(f"{_TASK}.") else name
 
 
 def _shown(value: object) -> str:

@@ -21,6 +21,7 @@ from samecurve.tasks.adapter.two_samples import can_be_tried, is_tried, kept, tw
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
+from samecurve.torch_engine.step.precision import refuse_nondeterministic
 from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
 
 
@@ -72,8 +73,8 @@ def _try_backward(adapter: TaskAdapter, config: Config, rows: Mapping[str, torch
 def _deterministic() -> Iterator[None]:
     """Let operations without a deterministic form fail for a while."""
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(mode=True)
+    refuse_nondeterministic(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        refuse_nondeterministic(before)

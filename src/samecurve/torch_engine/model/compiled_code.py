@@ -52,6 +52,8 @@ def prepare_compiler(num_parts: int, num_threads: int) -> None:
     """
     import torch._dynamo as dynamo
 
+    # the compiler, which this imports, has to be told
+    torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled())
     dynamo.reset()  # a warm process has compiled other models
     # torch shows progress by tqdm, whose default lock is shared by all processes: a rank that is
     # killed would leave that lock behind.

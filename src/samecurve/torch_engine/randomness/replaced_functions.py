@@ -87,9 +87,13 @@ class ReplacedFunctions:
         self._make = make
         self._lock = threading.Lock()
         self._engines = 0
+        self._break_graphs = False  # of the functions as they are replaced now
         self._replacements: list[Replacement] = []
         self._renamed: list[tuple[ModuleType, str]] = []  # names in other modules
-        self._sizes: dict[str, int] = {}  # how many names each module had when it was looked at
+        # how many names each module had when it was looked at, since the functions are replaced
+        self._sizes: dict[str, int] = {}
+        # the same of installed modules that have imported none of the functions, for good
+        self._without: dict[str, int] = {}
 
     def acquire(self) -> None:
         """Keep the functions replaced for one more engine, until it calls release()."""
@@ -101,7 +105,7 @@ class ReplacedFunctions:
     def break_graphs(self) -> None:
         """Let compiled code end before each replaced function, once torch.compile is imported."""
         with self._lock:
-            if "torch._dynamo" in sys.modules and self._replacements:
+            if "torch._dynamo" in sys.modules and self._replacements and not self._break_graphs:
                 self._take_back()
                 self._install(break_graphs=True)
 
@@ -112,12 +116,13 @@ class ReplacedFunctions:
                 self._take_back()
 
     def _install(self, break_graphs: bool) -> None:  # noqa: FBT001
+        self._break_graphs = break_graphs
         self._replacements = list(self._make(break_graphs))
         for one in self._replacements:
             setattr(one.owner, one.name, one.function)
-        self._sizes.clear()
+        self._sizes = dict(self._without)
         functions = {id(one.original): one.function for one in self._replacements}
-        self._renamed = _rename(functions, self._sizes)
+        self._renamed = _rename(functions, self._sizes, self._without)
 
     def _take_back(self) -> None:
         for one in self._replacements:
@@ -152,12 +157,14 @@ def keyed_trial(rows: int | RowKeys) -> Iterator[None]:
 
 
 def _rename(
-    functions: Mapping[int, Function], sizes: dict[str, int]
+    functions: Mapping[int, Function], sizes: dict[str, int], without: dict[str, int] | None = None
 ) -> list[tuple[ModuleType, str]]:
     """Replace functions under the names that other modules have imported them by, and give these.
 
     functions: the new function, by the id of the old one
     sizes: how many names a module had when it was looked at; one that has no more is left out
+    without: takes the same of installed modules that hold none. A user's own modules are looked at
+        again: a notebook may set one name several times
     """
     renamed = []
     for name, module in list(sys.modules.items()):
@@ -168,6 +175,8 @@ def _rename(
             continue
         sizes[name] = len(names)
         if functions.keys().isdisjoint(map(id, list(names.values()))):  # most modules hold none
+            if without is not None and "/site-packages/" in str(names.get("__file__")):
+                without[name] = sizes[name]
             continue
         for held, value in list(names.items()):
             if id(value) in functions:

@@ -2,6 +2,7 @@
 the same bits each time.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, ParamSpec, TypeVar
@@ -107,12 +108,28 @@ def attention_of_any_length() -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def set_deterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's own
+def set_deterministic(enabled: bool, device: torch.device) -> None:  # noqa: FBT001 - as torch's own
     """Choose kernels that give the same bits each time; or, when disabled, the fastest kernels.
 
     An operation that has no deterministic kernel raises an error when it runs.
+
+    device: where the process computes
     """
-    torch.use_deterministic_algorithms(enabled)
+    if device.type == "cuda":  # where the compiler is told too, whenever a user's code imports it
+        torch.use_deterministic_algorithms(enabled)
+    else:
+        refuse_nondeterministic(enabled)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = enabled
     torch.backends.cuda.enable_cudnn_sdp(not enabled)  # its backward has no deterministic form
+
+
+def refuse_nondeterministic(enabled: bool, /) -> None:  # noqa: FBT001 - as torch's own
+    """Let operations without a deterministic kernel raise an error when they run; or not.
+
+    torch.use_deterministic_algorithms() would import torch's compiler, to tell it too: 2 s of a
+    start. prepare_compiler() tells it where something is compiled.
+    """
+    torch.set_deterministic_debug_mode("error" if enabled else "default")
+    if "torch._inductor" in sys.modules:
+        torch.use_deterministic_algorithms(enabled)

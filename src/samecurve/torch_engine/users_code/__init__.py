@@ -14,7 +14,6 @@ from torch import nn
 
 import samecurve
 
-VARIABLE = "variable "  # how the path of a variable begins that lies in no object (variables.py)
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 

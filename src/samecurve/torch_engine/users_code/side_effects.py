@@ -1,17 +1,19 @@
 """Side effects of a forward pass: changed buffers, attributes and states of random generators.
 
 Each class notes its part when it is made, tells what has changed since, and puts it back.
-Attributes are those of the model's modules, of the task, and of objects and dicts within them;
-beside them the variables of the user's code (variables.py).
+Attributes are those of the model's modules and of the task, and variables of the user's code
+(holders.py).
 """
 
 import random
+import re
+import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from collections.abc import Iterator as Iterated
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import cycle, islice
+from itertools import count, cycle, islice
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,41 +21,28 @@ import torch
 from torch import nn
 
 from samecurve.errors import RunError
-from samecurve.torch_engine.users_code import VARIABLE, has_users_code
-from samecurve.torch_engine.users_code.positions import (
-    Generator,
-    Iterator,
-    has_cache,
-    made_again,
-    position_of,
-)
+from samecurve.torch_engine.users_code.holders import Holder, holders, names_in
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.step.setup import EngineSetup
 
-# Any: attributes of a user's objects
-Attribute = dict[str, Any]  # name -> value, as an object or a dict holds them
-_DEPTH = 3  # of objects within objects
-_MOST_NAMES = 16  # in a dict whose values are looked at one by one
 _MOST_BYTES, _MOST_ITEMS = 1 << 20, 1000  # of a value that is copied: a task may hold its data
-FAR = 1000  # microbatches, after which the value of a counter is tried
+_FAR = 1000  # microbatches, after which the value of a counter is tried
+_MULTIPLE = 720720  # of all numbers up to 16
+TURNS = 3  # values of a counter that are tried
 _LAST = 100  # items of a growing list, which are repeated to make it longer
-_LIBRARIES = ("samecurve.", "torch.", "numpy.", "builtins")  # whose objects are not looked into
-# what nn.Module and this program keep in a module
-_MODULE_NAMES = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "forward", "samecurve_site"}
 _GENERATORS = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
 class Buffers:
     """The buffers of a model, by name. Their values are compared: a change that is written through
-    `.data` leaves no other trace. With them go the weights that a pass has frozen.
+    `.data` leaves no other trace.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tensors = dict(model.named_buffers())
         self._values = {name: tensor.clone() for name, tensor in self._tensors.items()}
-        self._trained = [weight for weight in model.parameters() if weight.requires_grad]
 
     def changed(self) -> dict[str, torch.Tensor]:
         """Copies of the buffers whose values have changed."""
@@ -77,9 +66,6 @@ class Buffers:
                     setattr(module, attribute, self._tensors[name])
                 else:
                     delattr(module, attribute)
-        for weight in self._trained if names is None else ():
-            if not weight.requires_grad:
-                weight.requires_grad_(True)
         with torch.no_grad():
             for name, tensor in self._tensors.items():
                 if names is not None and name not in names:
@@ -94,23 +80,36 @@ class Counter(NamedTuple):
     """A number, or a list's length, that grows with each forward pass.
 
     value: the attribute as the last forward pass left it
-    growth: by how much the number grows in one pass
+    ahead: by how much the number grows in many microbatches
     """
 
     value: Any
-    growth: float
+    ahead: float
+
+
+class Position(str):
+    """How far an iterator has gone, as text: a generator, itertools.cycle(). No copy of it can be
+    made, so it can't be put back.
+    """
+
+    __slots__ = ()
 
 
 class Attributes:
-    """Attributes of a model's modules and of a task, and of objects and dicts within them."""
+    """Attributes of a model's modules and of a task, and variables of the user's code.
 
-    def __init__(self, model: nn.Module, task: object) -> None:
-        self._holders = dict(_holders(model, task))
+    more: other places that are looked at, by path
+    """
+
+    def __init__(
+        self, model: nn.Module, task: object, more: Mapping[str, Holder] | None = None
+    ) -> None:
+        self._holders = {**holders(model, task), **(more or {})}
         # memory of weights, of which an attribute may be a view (nn.utils.spectral_norm)
         self._weights = set(filter(None, map(_memory_of, model.parameters())))
         self._places: dict[str, tuple[str, str]] = {}  # path and name, by full name
         self._before = {
-            path: {name: (holder[name], _snapshot(holder[name])) for name in _names_in(holder)}
+            path: {name: (holder[name], _snapshot(holder[name])) for name in names_in(holder)}
             for path, holder in self._holders.items()
         }
 
@@ -137,9 +136,14 @@ class Attributes:
             if old.shape == value.shape:
                 _refill(old, value)
                 return
+        if isinstance(old, count) and isinstance(value, int):
+            value = count(value)
+        if isinstance(old, dict | set | list | deque) and type(old) is type(value):
+            _refill(old, value)
+            return
         holder[name] = value
 
-    def _holder_of(self, full: str) -> tuple[MutableMapping[str, Any], str]:
+    def _holder_of(self, full: str) -> tuple[Holder, str]:
         """As _find(), for an attribute that may not be there yet.
 
         KeyError: nothing holds it.
@@ -149,25 +153,34 @@ class Attributes:
         rest = full.removeprefix(path)
         return self._holders[path], rest[2:-2] if rest.startswith("[") else rest[1:]
 
-    def advance(self, counters: Mapping[str, Counter], passes: int = FAR) -> None:
-        """Give each counter the value that it has after so many more microbatches."""
-        for full, (value, growth) in counters.items():
+    def advance(self, counters: Mapping[str, Counter], turn: int = 0) -> None:
+        """Give each counter the value that it has after many more microbatches.
+
+        turn: which of TURNS values. By the second and the third, a whole number is about to become,
+            or is, a multiple of all numbers up to 16: something happens at each ninth call, say.
+        """
+        for full, (value, ahead) in counters.items():
             holder, name = self._find(full)
-            old, number, ahead = holder.get(name), _number(value), growth * passes
+            old, number = holder.get(name), _number(value)
             assert number is not None
-            if isinstance(old, torch.Tensor):
-                old.fill_(number + ahead)
+            far = number + ahead
+            is_small = isinstance(old, torch.Tensor) and old.itemsize < 4
+            if turn and far.is_integer() and not (is_small or isinstance(old, list | deque)):
+                far = ahead / _FAR * (_MULTIPLE - (turn == 1))
+            if isinstance(old, count):
+                holder[name] = count(int(far))
+            elif isinstance(old, torch.Tensor):
+                old.fill_(far)
             elif isinstance(old, list | deque):
-                old.extend(islice(cycle(list(value)[-_LAST:]), int(number + ahead) - len(old)))
+                old.extend(islice(cycle(list(value)[-_LAST:]), int(far) - len(old)))
             else:
-                whole = number.is_integer() and ahead.is_integer()
-                holder[name] = int(number + ahead) if whole else number + ahead
+                holder[name] = int(far) if far.is_integer() and ahead.is_integer() else far
 
     def put_back(self, names: Collection[str] | None = None) -> None:
         """names: which attributes, by full name; None: all."""
         for path, holder in self._holders.items():
             before = self._before[path]
-            for name in {**before, **dict.fromkeys(_names_in(holder))}:
+            for name in {**before, **dict.fromkeys(names_in(holder))}:
                 if names is not None and _full_name(path, name) not in names:
                     continue
                 if name not in before:
@@ -176,10 +189,8 @@ class Attributes:
                 value, content = before[name]
                 if name in holder and equal(_snapshot(holder[name]), content):
                     continue
-                if isinstance(content, Iterator):
-                    value = made_again(content)
-                    before[name] = value, content
-                holder[name] = value
+                can_count = isinstance(value, count) and not isinstance(content, Position)
+                holder[name] = count(content) if can_count else value
                 if _memory_of(value) not in self._weights:
                     _refill(value, content)
 
@@ -187,15 +198,15 @@ class Attributes:
         """Random generators among the attributes, by full name."""
         return {full: value for full, value, _ in self._each() if isinstance(value, _GENERATORS)}
 
-    def _each(self) -> Iterated[tuple[str, Any, tuple[Any, Any] | None]]:
+    def _each(self) -> Iterator[tuple[str, Any, tuple[Any, Any] | None]]:
         """Full name, value, and the value and its copy from before; None: it is new."""
         for path, holder in self._holders.items():
-            for name in _names_in(holder):
+            for name in names_in(holder):
                 full = _full_name(path, name)
                 self._places[full] = path, name
                 yield full, holder[name], self._before[path].get(name)
 
-    def _find(self, full: str) -> tuple[MutableMapping[str, Any], str]:
+    def _find(self, full: str) -> tuple[Holder, str]:
         """The holder of an attribute that has changed once, and the attribute's name there."""
         path, name = self._places[full]
         return self._holders[path], name
@@ -215,12 +226,12 @@ def counters_in(first: Mapping[str, object], again: Mapping[str, object]) -> dic
     for name, value in again.items():
         number, before = _number(value), _number(first.get(name))
         if number is not None and before is not None and number != before:
-            counters[name] = Counter(value, number - before)
+            counters[name] = Counter(value, _FAR * (number - before))
     return counters
 
 
 @contextmanager
-def attributes_kept(task: object) -> Iterated[None]:
+def attributes_kept(task: object) -> Iterator[None]:
     """Put the attributes of a task back afterwards."""
     attributes = Attributes(nn.Module(), task)
     try:
@@ -278,7 +289,7 @@ class GeneratorStates:
 
 
 @contextmanager
-def undone(setup: "EngineSetup") -> Iterated[None]:
+def undone(setup: "EngineSetup") -> Iterator[None]:
     """Put back what forward passes inside of it change beside gradients, on this process's devices.
 
     RunError: something is not as it was.
@@ -294,15 +305,7 @@ def undone(setup: "EngineSetup") -> Iterated[None]:
     finally:
         for each in noted:
             each.put_back()
-    left = [name for each in noted for name in each.changed() if not name.startswith(VARIABLE)]
-    goes_on = {  # a generator never goes back
-        name
-        for each in noted
-        if isinstance(each, Attributes)
-        for name, value in each.changed().items()
-        if isinstance(value, Generator)
-    }
-    left = [name for name in left if name not in goes_on]
+    left = [name for each in noted for name in each.changed()]
     if left:
         raise RunError(
             f"a trial of the loss has changed {left[0]}, and it could not be put back",
@@ -384,16 +387,41 @@ def _snapshot(value: Any) -> Any:
     for kind in (list, set, deque):
         if isinstance(value, kind):
             return kind(value) if len(value) <= _MOST_ITEMS else value
-    return position_of(value) or value
+    if isinstance(value, count) and (number := re.fullmatch(r"count\((-?\d+)\)", repr(value))):
+        return int(number[1])
+    is_iterator = type(value).__module__ in {"builtins", "itertools"} and hasattr(value, "__next__")
+    return _position(value) if is_iterator else value
+
+
+def _position(iterator: Any) -> Position:
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        plain = (int, float, str)
+        local = frame.f_locals if frame else {}
+        values = {name: one if isinstance(one, plain) else id(one) for name, one in local.items()}
+        return Position(f"{frame and frame.f_lasti} {values}")
+    with suppress(TypeError, AttributeError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.14 has this of fewer iterators
+        return Position(_text_of_state(iterator.__reduce__()))
+    return Position()
+
+
+def _text_of_state(state: Any) -> str:
+    """Numbers of an iterator's state, and how much it has kept."""
+    if isinstance(state, tuple):
+        return f"({', '.join(map(_text_of_state, state))})"
+    if isinstance(state, list | dict | set):
+        return f"{len(state)} items"
+    if hasattr(state, "__next__"):
+        return str(_position(state))
+    return repr(state) if isinstance(state, int | float | str) else ""
 
 
 def _refill(value: Any, content: Any) -> None:
     """Give a changed tensor, array or container its content back, in place."""
     if content is value:
         return
-    if has_cache(value):
-        value.cache_clear()
-    elif isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor):
         if value.shape == content.shape and _is_there(value):
             with torch.no_grad():
                 value.detach().copy_(content)
@@ -416,78 +444,3 @@ def _number(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     return None
-
-
-def _holders(model: nn.Module, task: object) -> Iterated[tuple[str, MutableMapping[str, Any]]]:
-    """Every object and dict whose values are attributes, once, by path; the outer ones first."""
-    seen: set[int] = set()
-    for name, module in model.named_modules():
-        yield from _within(name or "model", module, seen, 0)
-    yield from _within("task", task, seen, 0)
-    if not has_users_code(task, model):
-        return
-    from samecurve.torch_engine.users_code.variables import variables
-
-    for path, place in variables(model, task).items():
-        yield path, place
-        yield from _inside(path, place, seen, 0)
-
-
-def _within(
-    path: str, value: object, seen: set[int], depth: int
-) -> Iterated[tuple[str, Attribute]]:
-    if id(value) in seen or depth > _DEPTH:
-        return
-    seen.add(id(value))
-    holder = _dict_of(value)
-    if holder is None:
-        return
-    yield path, holder
-    if holder is not value:  # what the values of a dict hold is not looked at
-        yield from _inside(path, holder, seen, depth)
-
-
-def _inside(
-    path: str, holder: Mapping[str, Any], seen: set[int], depth: int
-) -> Iterated[tuple[str, Attribute]]:
-    """What the values of a holder hold."""
-    for name in _names_in(holder):
-        inner = holder[name]
-        if isinstance(inner, nn.Module):
-            for submodule, module in inner.named_modules():
-                at = ".".join(filter(None, (path, name, submodule)))
-                yield from _within(at, module, seen, depth + 1)
-        elif isinstance(inner, dict) or _is_users_object(inner):
-            yield from _within(f"{path}.{name}", inner, seen, depth + 1)
-
-
-def _dict_of(value: object) -> Attribute | None:
-    """The names and values that a value holds; None: it holds none that can be looked at."""
-    if not isinstance(value, dict):
-        return getattr(value, "__dict__", None)
-    # a library's table of models imports a model when it is asked for one
-    is_lazy = type(value).__getitem__ is not dict.__getitem__
-    if is_lazy or len(value) > _MOST_NAMES:
-        return None
-    is_named = all(isinstance(name, str) and "." not in name for name in value)
-    return value if is_named else None
-
-
-def _is_users_object(value: object) -> bool:
-    is_code = isinstance(value, type) or callable(value)
-    library = f"{type(value).__module__}.".startswith(_LIBRARIES)
-    return not (is_code or library) and hasattr(value, "__dict__")
-
-
-def _names_in(holder: Mapping[str, Any]) -> list[str]:
-    """Names of attributes, without weights, which each strategy lays out in its own way."""
-    return [name for name in holder if name not in _MODULE_NAMES and not _has_weights(holder[name])]
-
-
-def _has_weights(value: object) -> bool:
-    items: Any = (value,)
-    if isinstance(value, list | tuple):
-        items = value
-    elif isinstance(value, dict):
-        items = dict.values(value)
-    return any(isinstance(item, nn.Parameter) for item in items)
