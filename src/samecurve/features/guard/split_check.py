@@ -331,17 +331,16 @@ class SplitCheck:
 
     def _error_of_first_pass(self, frozen: FrozenWeights) -> UserError | None:
         """The error of what no trial can put back: a weight that it makes, an iterator's place."""
+        made, changed = frozen.made(), self._trials.attributes.changed()
+        moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
+        if not (made or moved):
+            return None
         from samecurve.features.guard.split_errors import explain_made, explain_moved
         from samecurve.torch_engine.users_code import place_of_method
 
-        where = place_of_method(
-            self._setup.task, "features" if self._plan.sees_whole_batch else "loss"
-        )
-        if made := frozen.made():
-            return explain_made(made, where)
-        changed = self._trials.attributes.changed()
-        moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
-        return explain_moved(described(moved[0]), where) if moved else None
+        method = "features" if self._plan.sees_whole_batch else "loss"
+        where = place_of_method(self._setup.task, method)
+        return explain_made(made, where) if made else explain_moved(described(moved[0]), where)
 
     # --- kept
 
