@@ -202,7 +202,9 @@ class _Walk:
             self._hold("context variable", Variables(lambda: [variable.name], lambda _: at))
 
     def _enter_class(self, kind: type) -> None:
-        if not (is_users(kind) or _is_users_module(sys.modules.get(kind.__module__))):
+        is_data = hasattr(kind, "__getitem__") and not issubclass(kind, nn.Module)
+        of_user = is_users(kind) or _is_users_module(sys.modules.get(kind.__module__))
+        if is_data or not of_user:
             return
         variables = Variables(
             lambda: [name for name, value in vars(kind).items() if _is_variable(name, value)],
@@ -210,7 +212,8 @@ class _Walk:
         )
         path = self._hold(f"class variable {_name_of(kind)}", variables)
         for name, value in list(vars(kind).items()):
-            self._visit_value(f"{path}.{name}", value, 0)
+            if not name.endswith("_data"):  # reads ahead in a thread of its own
+                self._visit_value(f"{path}.{name}", value, 0)
 
     def _enter_function(self, function: FunctionType) -> None:
         name, code = _name_of(function), function.__code__

@@ -305,7 +305,11 @@ def undone(setup: "EngineSetup") -> Iterator[None]:
     finally:
         for each in noted:
             each.put_back()
-    left = [name for each in noted for name in each.changed()]
+    left = []
+    for each in noted:
+        now = each.changed()
+        is_moved = now if isinstance(now, dict) else {}  # data may be read meanwhile
+        left += [name for name in now if not isinstance(is_moved.get(name), Position)]
     if left:
         raise RunError(
             f"a trial of the loss has changed {left[0]}, and it could not be put back",
