@@ -14,7 +14,7 @@ from samecurve.errors import UserError
 from samecurve.features.task_state.torch_hooks import Hooks
 from samecurve.features.task_state.written_values import CantBeWrittenError, read, written
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.users_code.side_effects import equal
+from samecurve.torch_engine.users_code import equal
 
 
 def test_values_come_back_through_json() -> None:

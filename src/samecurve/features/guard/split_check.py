@@ -67,14 +67,9 @@ from samecurve.features.guard.written_weights import (
 )
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.users_code import equal
 from samecurve.torch_engine.users_code.holders import described
-from samecurve.torch_engine.users_code.side_effects import (
-    TURNS,
-    Counter,
-    Position,
-    counters_in,
-    equal,
-)
+from samecurve.torch_engine.users_code.side_effects import TURNS, Counter, Position, counters_in
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used

@@ -21,7 +21,13 @@ import torch
 from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.users_code import is_users, kind_of, names_read, place_of_method
+from samecurve.torch_engine.users_code import (
+    equal,
+    is_users,
+    kind_of,
+    names_read,
+    place_of_method,
+)
 
 Holder = MutableMapping[str, Any]  # Any: the values of a user's attributes and variables
 _DEPTH = 3  # of objects within objects
@@ -361,8 +367,6 @@ class HeldByTask:
 
         UserError: the method has changed a tensor of the task that the loss reads.
         """
-        from samecurve.torch_engine.users_code.side_effects import equal
-
         read = {name for reader in _READERS for name in names_read(self._task, reader)}
         for path, (tensor, numbers) in self.contents().items():
             if path.partition(".")[0] not in read:
