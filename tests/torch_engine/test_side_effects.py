@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from samecurve.torch_engine.users_code import equal
 from samecurve.torch_engine.users_code.holders import holders
 from samecurve.torch_engine.users_code.side_effects import (
     TURNS,
@@ -23,7 +24,6 @@ from samecurve.torch_engine.users_code.side_effects import (
     GeneratorStates,
     Position,
     counters_in,
-    equal,
 )
 
 BANK: dict[str, float] = {}

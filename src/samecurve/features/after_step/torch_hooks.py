@@ -12,8 +12,9 @@ from samecurve.torch_engine.randomness.microbatch_context import seed_host, seed
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.users_code.held_by_task import Contents, HeldByTask
-from samecurve.torch_engine.users_code.side_effects import Attributes, access_of, equal
+from samecurve.torch_engine.users_code import equal
+from samecurve.torch_engine.users_code.holders import Contents, HeldByTask
+from samecurve.torch_engine.users_code.side_effects import Attributes, access_of
 
 _AFTER_STEP = -2  # the epoch in the keys of what after_step() draws: no microbatch has these
 

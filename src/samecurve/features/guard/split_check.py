@@ -31,6 +31,7 @@ attributes and the random generators are as before.
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -67,14 +68,9 @@ from samecurve.features.guard.written_weights import (
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
+from samecurve.torch_engine.users_code import equal
 from samecurve.torch_engine.users_code.holders import described
-from samecurve.torch_engine.users_code.side_effects import (
-    TURNS,
-    Counter,
-    Position,
-    counters_in,
-    equal,
-)
+from samecurve.torch_engine.users_code.side_effects import TURNS, Counter, Position, counters_in
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 _HOST = {"numpy", "Python"}  # generators that are seeded for each microbatch, where they are used
@@ -334,17 +330,24 @@ class SplitCheck:
 
     def _error_of_first_pass(self, frozen: FrozenWeights) -> UserError | None:
         """The error of what no trial can put back: a weight that it makes, an iterator's place."""
+        made, trials = frozen.made(), self._trials
+        changed = trials.attributes.changed()
+        moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
+        if not self._judge.agree(bool(made or moved)):
+            return None
         from samecurve.features.guard.split_errors import explain_made, explain_moved
+        from samecurve.features.guard.watched_lines import watch
         from samecurve.torch_engine.users_code import place_of_method
 
-        where = place_of_method(
-            self._setup.task, "features" if self._plan.sees_whole_batch else "loss"
-        )
-        if made := frozen.made():
-            return explain_made(made, where)
-        changed = self._trials.attributes.changed()
-        moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
-        return explain_moved(described(moved[0]), where) if moved else None
+        reads = {name: partial(trials.attributes.read, name) for name in moved}
+        lines = watch(lambda: trials.loss_if_any(trials.samples), trials.generators, reads).changes
+        trials.put_back()
+        if made:
+            method = "features" if self._plan.sees_whole_batch else "loss"
+            return explain_made(made, place_of_method(self._setup.task, method))
+        for name, where in lines.items():  # others are moved by what reads the data
+            return explain_moved(described(name), where)
+        return None
 
     # --- kept
 

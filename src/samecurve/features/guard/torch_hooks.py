@@ -9,7 +9,7 @@ from samecurve.features.guard.split_check import SplitCheck
 from samecurve.features.guard.step_guard import StepGuard
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.users_code.held_by_task import HeldByTask
+from samecurve.torch_engine.users_code.holders import HeldByTask
 
 
 class Hooks(TorchHooks):

@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from samecurve.features.guard.blamed_calls import function_name
 from samecurve.features.guard.split_errors import Place
-from samecurve.torch_engine.users_code import Site, caller, kind_of, shown_path, site_of
-from samecurve.torch_engine.users_code.side_effects import GeneratorStates, equal
+from samecurve.torch_engine.users_code import Site, caller, equal, kind_of, shown_path, site_of
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
 _GENERATORS = ""  # among what is read: no attribute or buffer has this name
 # the call of a generator in a line of code

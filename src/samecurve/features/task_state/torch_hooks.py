@@ -168,7 +168,8 @@ class Hooks(TorchHooks):
         names = [
             name
             for name, why in sorted(failing.items())
-            if name.rpartition(".")[2] in read_later or why == _IS_ITERATOR
+            if name.rpartition(".")[2] in read_later
+            or (why == _IS_ITERATOR and name.startswith("closure"))  # others may be of the data
         ]
         for name in () if names else sorted(failing):
             if self._loss_depends(name):

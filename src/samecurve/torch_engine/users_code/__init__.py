@@ -1,14 +1,16 @@
-"""The user's code: which files it is in, where a function begins, what it reads, and at which of
-its lines a call stands.
+"""The user's code: which files it is in, where a function begins, what it reads, at which of its
+lines a call stands, and whether two of its values are the same.
 """
 
 import inspect
 import sysconfig
+from collections import deque
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -129,3 +131,42 @@ def is_users(kind: type) -> bool:
     """Whether a class is of the user's code."""
     codes = [getattr(one, "__code__", None) for one in vars(kind).values()]
     return any(code is not None and kind_of(code.co_filename) == "users" for code in codes)
+
+
+def equal(one: object, other: object) -> bool:
+    """Whether two values are the same, as far as that can be seen."""
+    if one is other:
+        return True
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return _equal_tensors(one.detach(), other.detach())
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple | deque) and type(one) is type(other):
+        items: Any = other
+        if set(map(type, one)) == {int}:  # as the state of Python's generator: hundreds of numbers
+            return bool(one == items)
+        return len(one) == len(items) and all(map(equal, one, items))
+    plain = (int, float, complex, str, bytes, set)
+    return isinstance(one, plain) and isinstance(other, plain) and one == other
+
+
+def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
+        return False
+    if not (is_there(one) and is_there(other)):
+        return False
+    same = one == other
+    if one.is_floating_point() or one.is_complex():
+        same |= one.isnan() & other.isnan()
+    return bool(same.all())
+
+
+def is_there(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers can be read: fsdp frees weights of which a module may keep a view,
+    and reading such a view would end the process.
+    """
+    if tensor.layout != torch.strided or not tensor.numel():
+        return True
+    return tensor.untyped_storage().nbytes() > 0

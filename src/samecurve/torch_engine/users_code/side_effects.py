@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from samecurve.errors import RunError
+from samecurve.torch_engine.users_code import equal, is_there
 from samecurve.torch_engine.users_code.holders import Holder, holders, names_in
 
 if TYPE_CHECKING:
@@ -305,7 +306,11 @@ def undone(setup: "EngineSetup") -> Iterator[None]:
     finally:
         for each in noted:
             each.put_back()
-    left = [name for each in noted for name in each.changed()]
+    left = []
+    for each in noted:
+        now = each.changed()
+        is_moved = now if isinstance(now, dict) else {}  # data may be read meanwhile
+        left += [name for name in now if not isinstance(is_moved.get(name), Position)]
     if left:
         raise RunError(
             f"a trial of the loss has changed {left[0]}, and it could not be put back",
@@ -327,45 +332,6 @@ def access_of(generator: Any) -> Access:
     return partial(generator.get_state, legacy=False), generator.set_state
 
 
-def equal(one: object, other: object) -> bool:
-    """Whether two values are the same, as far as that can be seen."""
-    if one is other:
-        return True
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return _equal_tensors(one.detach(), other.detach())
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.array_equal(one, other)
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple | deque) and type(one) is type(other):
-        items: Any = other
-        if set(map(type, one)) == {int}:  # as the state of Python's generator: hundreds of numbers
-            return bool(one == items)
-        return len(one) == len(items) and all(map(equal, one, items))
-    plain = (int, float, complex, str, bytes, set)
-    return isinstance(one, plain) and isinstance(other, plain) and one == other
-
-
-def _equal_tensors(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
-        return False
-    if not (_is_there(one) and _is_there(other)):
-        return False
-    same = one == other
-    if one.is_floating_point() or one.is_complex():
-        same |= one.isnan() & other.isnan()
-    return bool(same.all())
-
-
-def _is_there(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's numbers can be read: fsdp frees weights of which a module may keep a view,
-    and reading such a view would end the process.
-    """
-    if tensor.layout != torch.strided or not tensor.numel():
-        return True
-    return tensor.untyped_storage().nbytes() > 0
-
-
 def _memory_of(value: object) -> int | None:
     """Where the memory of a tensor begins; None: it is none, or in shards, or has no memory."""
     if not isinstance(value, torch.Tensor) or type(value) not in {torch.Tensor, nn.Parameter}:
@@ -379,7 +345,7 @@ def _snapshot(value: Any) -> Any:
     if isinstance(value, nn.Parameter):
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.nbytes <= _MOST_BYTES and _is_there(value) else value
+        return value.detach().clone() if value.nbytes <= _MOST_BYTES and is_there(value) else value
     if isinstance(value, np.ndarray):
         return value.copy() if value.nbytes <= _MOST_BYTES else value
     if isinstance(value, dict):  # items() of a subclass may import what it names
@@ -422,7 +388,7 @@ def _refill(value: Any, content: Any) -> None:
     if content is value:
         return
     if isinstance(value, torch.Tensor):
-        if value.shape == content.shape and _is_there(value):
+        if value.shape == content.shape and is_there(value):
             with torch.no_grad():
                 value.detach().copy_(content)
     elif isinstance(value, np.ndarray):
