@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -56,10 +57,19 @@ class _Check:
     hooks: Sequence[RemovableHandle] = ()
 
 
+class Chosen(NamedTuple):
+    """The microbatch of a step that is computed again."""
+
+    batch: Batch[list[Round]]
+    choice: Choice
+    microbatch: MicroBatch
+
+
 class Recomputation:
     """One microbatch of the step in work, computed again.
 
-    rule: of train.sentinel; None: a probe of the run itself
+    rule: of train.sentinel, which says what a difference does; None: it ends the run
+    is_due: whether the rule asks for it, and not a probe of the run itself
 
     UserError: the model recomputes blocks in a way that gives gradients in a step only; a probe
         leaves it at that.
@@ -68,12 +78,13 @@ class Recomputation:
     def __init__(
         self,
         step: TrainingStep,
+        chosen: Chosen,
         rule: SentinelRule | None,
-        batch: Batch[list[Round]],
-        choice: Choice,
-        microbatch: MicroBatch,
+        *,
+        is_due: bool,
     ) -> None:
-        self._step, self._rule = step, rule
+        self._step, self._rule, self._is_due = step, rule, is_due
+        batch, choice, microbatch = chosen
         self._setup, self._plan, self._strategy = step.setup, step.plan, step.strategy
         self._names = [param.name for param in step.state.trained]
         run = self._strategy.train if self._strategy.gathers_weights else self._strategy.call
@@ -96,7 +107,7 @@ class Recomputation:
                 if judge(check.times, alike(self._plan)):
                     self._compute_everywhere(check)
         except _ReentrantError:
-            if rule is not None:
+            if is_due:
                 raise
             return
         step.after_forward.append(self.after_forward)
@@ -141,7 +152,7 @@ class Recomputation:
                     buffers.put_back()
                 self._compute_everywhere(check)
             finding = judge(check.times, alike(self._plan))
-        if not finding and self._rule is None:
+        if not finding and not self._is_due:
             return
         gradient = self._described(check, hosts=self._hosts() if finding else ())
         times = [len(each) for each in check.times]

@@ -104,10 +104,10 @@ class StepGuard:
         if in_parts:
             self._try_parts(microbatch, batch)
         if recomputes:
-            from samecurve.features.guard.recomputation import Recomputation
+            from samecurve.features.guard.recomputation import Chosen, Recomputation
 
-            rule = self._rule if is_due_by_rule else None
-            Recomputation(self._step, rule, batch, choice, microbatch)
+            chosen = Chosen(batch, choice, microbatch)
+            Recomputation(self._step, chosen, self._rule, is_due=is_due_by_rule)
 
     @property
     def _computes_alone(self) -> bool:

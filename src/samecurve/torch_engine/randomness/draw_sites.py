@@ -27,7 +27,7 @@ ALL_ROWS = 0
 
 _TORCH = str(Path(torch.__file__).parent)
 _OVERRIDES = str(Path(torch.__file__).parent / "overrides.py")
-_OURS = str(Path(__file__).parents[1])
+_OURS = tuple(str(Path(__file__).parents[2] / room) for room in ("torch_engine", "features"))
 _WRAPPERS = str(Path(torch.__file__).parent / "_dynamo")  # around functions that aren't compiled
 
 
@@ -202,6 +202,6 @@ def calls_to_here() -> Place:
 
 @cache
 def _owner(file: str) -> str:
-    if file.startswith((_OURS, _WRAPPERS)):
+    if file.startswith((*_OURS, _WRAPPERS)):
         return "ours"
     return "torch" if file.startswith(_TORCH) else "user"
