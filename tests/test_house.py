@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 FILES_OF_A_STEP = 13
 CALLS_OF_A_STEP = 100
-MODULES_OF_A_RUN = {"--no-exact": 156, "--exact": 170}  # with the guard, which is one feature
+MODULES_OF_A_RUN = {"--no-exact": 156, "--exact": 175}  # with the guard, which is one feature
 LINES_OF_A_FUNCTION = 50
 FILES_THAT_SAY_EXACT = 21
 CIRCLES = 0
