@@ -90,8 +90,8 @@ class StepGuard:
 
     def _probe(self, batch: Batch[list[Round]]) -> None:
         choice = choose(self._plan, batch.step, batch.num_microbatches, phases=self._phases)
-        if choice.phase != self._step.update.number:
-            return
+        if choice.phase != self._step.update.number or self._step.comm.timeline is not None:
+            return  # a profile is one of plain steps
         is_due_by_rule = is_due(self._rule, batch.step, self._first)
         may_probe = not self._plan.compute.allow_coupled and self._has_room()
         recomputes = is_due_by_rule or (may_probe and self._plan.same_bits and self._computes_alone)

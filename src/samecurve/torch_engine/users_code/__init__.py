@@ -129,7 +129,7 @@ def has_users_code(task: object, model: nn.Module) -> bool:
 
 def is_users(kind: type) -> bool:
     """Whether a class is of the user's code."""
-    codes = [getattr(one, "__code__", None) for one in vars(kind).values()]
+    codes = [getattr(one, "__code__", None) for one in tuple(vars(kind).values())]
     return any(code is not None and kind_of(code.co_filename) == "users" for code in codes)
 
 
