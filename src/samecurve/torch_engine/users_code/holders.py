@@ -213,7 +213,7 @@ class _Walk:
         if is_data or not of_user:
             return
         variables = Variables(
-            lambda: [name for name, value in vars(kind).items() if _is_variable(name, value)],
+            lambda: [name for name, value in [*vars(kind).items()] if _is_variable(name, value)],
             lambda name: (kind, name),
         )
         path = self._hold(f"class variable {_name_of(kind)}", variables)
