@@ -18,6 +18,7 @@ SHORT = {  # in make test
     "keeping.SeenSamples",
     "keeping.DefaultArgument",
     "modules.GradientNormalised",
+    "modules.ViewKept",
 }
 SAME = (
     "keeping.LruCache",
@@ -164,3 +165,22 @@ def test_a_loss_that_follows_the_devices_is_refused(case: str, pool: Pool, tmp_p
     assert "remedy: " in outcome.error
     assert outcome.where.partition(":")[0].endswith((f"{case.partition('.')[0]}.py", "common.py"))
     assert not outcome.losses
+
+
+@pytest.mark.parametrize("case", cases(("modules.ViewKept", "modules.DetachedViewKept")))
+def test_a_view_of_a_weight_that_lies_elsewhere_is_refused(
+    case: str, pool: Pool, tmp_path: Path
+) -> None:
+    """In f64 the weight has other memory on one device, too: model() makes it in f32."""
+    train = {"steps": STEPS, "precision": "f32", "eval_every": 6, "save_every": 6, "exact": False}
+    expected, as_ddp, as_fsdp = (
+        run(pool, tmp_path, case, layout, sections={"train": train})
+        for layout in ("one", "ddp", "fsdp")
+    )
+    assert not as_ddp.error
+    assert as_ddp.losses == pytest.approx(expected.losses, rel=1e-5)
+    wide = run(pool, tmp_path / "f64", case, "one")
+    for outcome in (as_fsdp, wide):
+        assert "model.flat.0 is a view of the weight" in outcome.error
+        assert "make the view where it is used" in outcome.error
+        assert len(outcome.losses) <= 1

@@ -59,6 +59,7 @@ from samecurve.torch_engine.users_code import has_users_code
 
 if TYPE_CHECKING:
     from samecurve.core.events import Event
+    from samecurve.torch_engine.model.model_builder import FirstMemory
     from samecurve.torch_engine.model.user_model import TrainingMode
     from samecurve.torch_engine.strategies import Materialize
 
@@ -117,7 +118,9 @@ class TorchEngine:
             self._exit_stack.callback(ONE_DEVICE_VIEW.release)
         self._kept: Mapping[str, Any] = {}  # by features, in the checkpoint that the run began with
         self._unsynced_buffers: list[torch.Tensor] = []
-        self._modes: list[TrainingMode] = []  # of the models, once there are some
+        # of the models, once there are some:
+        self._modes: list[TrainingMode] = []
+        self._first_memory: list[FirstMemory] = []
 
     @property
     def features(self) -> Mapping[str, Any]:
@@ -203,7 +206,13 @@ class TorchEngine:
         if has_users_code(self._setup.task, self._strategy.models[0]):
             self._add_features(dict.fromkeys(brought_by("users' code")))
         is_split = self.plan.batch.is_split or as_if_split
-        start = Start(rows=rows, stage=self._staged, is_split=is_split, kept=self._kept)
+        start = Start(
+            rows=rows,
+            stage=self._staged,
+            is_split=is_split,
+            kept=self._kept,
+            first_memory=self._first_memory,
+        )
         for hooks in tuple(self.features.values()):
             self._add_features(hooks.begin_training(start))
         self._begin_steps(state)
@@ -216,7 +225,7 @@ class TorchEngine:
         """The state of a run's start, without the values that are given."""
         builder = ModelBuilder(self._setup)
         models = builder.build_all()
-        self._modes = builder.modes
+        self._modes, self._first_memory = builder.modes, builder.first_memory
         KEYED_FUNCTIONS.break_graphs()  # building it may have imported torch.compile
         model = models[0]
         hidden = hidden_matrices(model)  # before modules are wrapped

@@ -9,11 +9,12 @@ import hashlib
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
 from samecurve.core.protocols import Task
@@ -37,6 +38,17 @@ Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first 
 # Methods and functions of nn.init that give a tensor other values in place: nothing happens on
 # meta, but torch imports its compiler to find that out, which takes half as long as all of torch.
 _IN_PLACE = ("normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", "erfinv_", "clamp_")
+
+
+class FirstMemory(NamedTuple):
+    """The memory of a weight as model() made it. A weak reference tells whether anything holds it.
+
+    name: of the weight; device_index: whose model has it
+    """
+
+    name: str
+    device_index: int
+    memory: StorageWeakRef
 
 
 def all_given(_name: str) -> bool:
@@ -193,6 +205,7 @@ class ModelBuilder:
     """Builds a task's models.
 
     modes: of the models that are built
+    first_memory: of their weights, as the task gave them
     """
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -202,6 +215,7 @@ class ModelBuilder:
             setup.task, self._seed, lambda tensors: comm.broadcast(tensors, device)
         )
         self.modes: list[TrainingMode] = []
+        self.first_memory: list[FirstMemory] = []
         self._built: list[nn.Module] = []  # as the task gave them
 
     def build_all(self) -> list[nn.Module]:
@@ -211,6 +225,10 @@ class ModelBuilder:
             built = self.first_values.build()
             if built not in self._built:
                 self._built.append(built)
+                self.first_memory += [
+                    FirstMemory(name, index, StorageWeakRef(weight.untyped_storage()))
+                    for name, weight in built.named_parameters()
+                ]
                 models.append(self._prepared(built, index))
             elif self._setup.has_several_devices:
                 raise UserError(

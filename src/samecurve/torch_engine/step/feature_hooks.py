@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from samecurve.torch_engine.step.setup import EngineSetup, MakeOptimizer, State,
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
 from samecurve.torch_engine.strategies import Materialize
 
+if TYPE_CHECKING:
+    from samecurve.torch_engine.model.model_builder import FirstMemory
+
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -23,12 +26,14 @@ class Start:
     stage: host rows -> tensors, as for a step
     is_split: whether a step has several microbatches
     kept: what kept() of all features has given to the checkpoint that the training goes on from
+    first_memory: of the weights, as model() made them
     """
 
     rows: TrialRows
     stage: Callable[[MicroBatch], MicroBatch]
     is_split: bool
     kept: Mapping[str, Any]
+    first_memory: Sequence["FirstMemory"]
 
 
 class TorchHooks:

@@ -383,7 +383,7 @@ class HeldByTask:
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors by path, without those of the model."""
-        for path, tensor in _tensors_within("", getattr(self._task, "__dict__", {}), _DEPTH):
+        for path, tensor in tensors_within("", getattr(self._task, "__dict__", {}), _DEPTH):
             if id(tensor) not in self._of_model:
                 yield path, tensor
 
@@ -397,7 +397,8 @@ def _some_numbers(tensor: torch.Tensor) -> torch.Tensor:
     return flat[:: -(-len(flat) // _MOST_COMPARED) or 1].clone()
 
 
-def _tensors_within(path: str, value: object, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_within(path: str, value: object, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a value by path: in modules, in dicts, lists and tuples so deep."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, nn.Module):
@@ -406,4 +407,4 @@ def _tensors_within(path: str, value: object, depth: int) -> Iterator[tuple[str,
     elif depth and isinstance(value, dict | list | tuple):
         named = value if isinstance(value, dict) else dict(enumerate(value))
         for key, inner in named.items():
-            yield from _tensors_within(f"{path}.{key}".lstrip("."), inner, depth - 1)
+            yield from tensors_within(f"{path}.{key}".lstrip("."), inner, depth - 1)
