@@ -38,12 +38,12 @@ def refuse_stale_views(first: Sequence[FirstMemory], setup: EngineSetup) -> None
 
 def _was_left(first: FirstMemory, strategy: Strategy) -> bool:
     """Whether something holds the memory, and the weight lies elsewhere."""
-    if first.memory.expired():
+    if first.memory.expired():  # type: ignore[no-untyped-call]
         return False
     if strategy.gathers_weights:
         return True
     weight = dict(strategy.models[first.device_index].named_parameters())[first.name]
-    return first.memory.cdata != weight.untyped_storage()._cdata  # noqa: SLF001
+    return bool(first.memory.cdata != weight.untyped_storage()._cdata)  # noqa: SLF001
 
 
 def _kept_tensors(models: Sequence[nn.Module], task: object) -> Iterator[tuple[str, torch.Tensor]]:

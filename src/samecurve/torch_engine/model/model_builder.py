@@ -225,10 +225,9 @@ class ModelBuilder:
             built = self.first_values.build()
             if built not in self._built:
                 self._built.append(built)
-                self.first_memory += [
-                    FirstMemory(name, index, StorageWeakRef(weight.untyped_storage()))
-                    for name, weight in built.named_parameters()
-                ]
+                for name, weight in built.named_parameters():
+                    memory = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+                    self.first_memory.append(FirstMemory(name, index, memory))
                 models.append(self._prepared(built, index))
             elif self._setup.has_several_devices:
                 raise UserError(
