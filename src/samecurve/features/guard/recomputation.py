@@ -66,7 +66,8 @@ class Chosen(NamedTuple):
 
 
 class Recomputation:
-    """One microbatch of the step in work, computed again.
+    """One microbatch of the step in work, computed again. It is made where what forward passes
+    change is undone.
 
     rule: of train.sentinel, which says what a difference does; None: it ends the run
     is_due: whether the rule asks for it, and not a probe of the run itself
@@ -102,10 +103,9 @@ class Recomputation:
             times=[[] for _ in self._plan.layout.devices],
         )
         try:
-            with undone(self._setup):
+            self._compute_everywhere(check)
+            if judge(check.times, alike(self._plan)):
                 self._compute_everywhere(check)
-                if judge(check.times, alike(self._plan)):
-                    self._compute_everywhere(check)
         except _ReentrantError:
             if is_due:
                 raise

@@ -64,7 +64,7 @@ from samecurve.features.guard.written_weights import (
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.users_code.holders import described
-from samecurve.torch_engine.users_code.side_effects import Position
+from samecurve.torch_engine.users_code.side_effects import Noted, Position
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 
@@ -129,14 +129,16 @@ class SplitCheck:
         notes = () if verdict.error else (*self._judge.rounded, *dict.fromkeys(self._notes))
         return SplitVerdict(verdict.error, verdict.repeats, steady, notes)
 
-    def error_in_step(self, phase_number: int) -> UserError | None:
+    def error_in_step(self, phase_number: int, noted: Noted) -> UserError | None:
         """The error of a few samples in parts, in a step that has begun: of the loss, of the means
         beside it, of the gradient.
+
+        noted: what the step's forward passes may change, as it is
         """
         trials = self._trials
         trials.phase_number = phase_number
         few = trials.samples[:_FEW]
-        with trials.prepared(in_step=True), trials.trying(trials.step, few, two_parts(few)):
+        with trials.prepared(noted), trials.trying(trials.step, few, two_parts(few)):
             return self._error_of_parts(
                 few, Drawn(), with_gradient=trials.is_small(), between_ranks=True
             )

@@ -25,7 +25,7 @@ from samecurve.features.guard.written_weights import (
     write_error,
 )
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.users_code.side_effects import undone
+from samecurve.torch_engine.users_code.side_effects import Noted, undone
 
 
 class StepGuard:
@@ -101,13 +101,14 @@ class StepGuard:
         if not (recomputes or in_parts):
             return
         microbatch = shared(self._step, batch, choice)
-        if in_parts:
-            self._try_parts(microbatch, batch)
-        if recomputes:
-            from samecurve.features.guard.recomputation import Chosen, Recomputation
+        with undone(self._setup) as noted:
+            if in_parts:
+                self._try_parts(microbatch, batch, noted)
+            if recomputes:
+                from samecurve.features.guard.recomputation import Chosen, Recomputation
 
-            chosen = Chosen(batch, choice, microbatch)
-            Recomputation(self._step, chosen, self._rule, is_due=is_due_by_rule)
+                chosen = Chosen(batch, choice, microbatch)
+                Recomputation(self._step, chosen, self._rule, is_due=is_due_by_rule)
 
     @property
     def _computes_alone(self) -> bool:
@@ -125,12 +126,11 @@ class StepGuard:
         lacks = torch.tensor(float(2 * gradient > free), dtype=torch.float64, device=device)
         return not float(setup.comm.all_reduce(lacks)())
 
-    def _try_parts(self, microbatch: MicroBatch, batch: Batch[list[Round]]) -> None:
+    def _try_parts(self, microbatch: MicroBatch, batch: Batch[list[Round]], noted: Noted) -> None:
         """UserError: what some of its samples give does not add up, or differs between ranks."""
         rows = rows_of(microbatch, batch.progress)
-        with undone(self._setup):
-            check = SplitCheck(self._setup, rows, _staged, is_split=True)
-            error = check.error_in_step(self._step.update.number)
+        check = SplitCheck(self._setup, rows, _staged, is_split=True)
+        error = check.error_in_step(self._step.update.number, noted)
         if error and self._bits and (written := self._bits.written()):
             error = write_error(self._setup, written, self._again)
         if error:

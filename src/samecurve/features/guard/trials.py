@@ -30,7 +30,12 @@ from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.step.precision import autocast_for, current_device
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.users_code.side_effects import Attributes, Buffers, GeneratorStates
+from samecurve.torch_engine.users_code.side_effects import (
+    Attributes,
+    Buffers,
+    GeneratorStates,
+    Noted,
+)
 
 _COPIED = 500_000_000  # parameters at most, of a model whose weights are copied for a trial
 # what a loss may raise for samples, or a number format, that it does not expect; what a task's code
@@ -106,10 +111,11 @@ class Trials:
     # --- conditions
 
     @contextmanager
-    def prepared(self, *, in_step: bool = False) -> Iterator[None]:
+    def prepared(self, noted: Noted | None = None) -> Iterator[None]:
         """Losses can be computed inside of it; afterwards everything is as before.
 
-        in_step: earlier phases have run, in the step in work
+        noted: what was noted of the model in the step in work, in which earlier phases have run;
+            None: no step has begun
         """
         task = getattr(self._setup.task, "task", self._setup.task)
         with ExitStack() as stack:
@@ -119,13 +125,17 @@ class Trials:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # about fewer samples than a step has
             self.buffers = Buffers(self._model)
-            self.attributes = Attributes(self._model, task)
-            self.generators = GeneratorStates(self._setup.device, self.attributes.generators())
+            if noted:
+                self.attributes, self.generators = noted.attributes, noted.generators
+            else:
+                self.attributes = Attributes(self._model, task)
+                of_task = self.attributes.generators()
+                self.generators = GeneratorStates(self._setup.device, of_task)
             self._versions = WeightVersions(self._setup.strategy)
-            stack.callback(self.put_back)
+            stack.callback(self.buffers.put_back if noted else self.put_back)
             for parameter in self._model.parameters():  # a loss may freeze layers until some step
                 stack.callback(parameter.requires_grad_, parameter.requires_grad)
-            if self.phase_number and not in_step:
+            if self.phase_number and not noted:
                 stack.enter_context(self._after_earlier_phases(task))
             yield
 

@@ -289,28 +289,44 @@ class GeneratorStates:
         ]
 
 
+class Noted(NamedTuple):
+    """All that a forward pass of one model may change beside gradients, as it was."""
+
+    generators: GeneratorStates
+    buffers: Buffers
+    attributes: Attributes
+
+    def put_back(self) -> None:
+        for each in self:
+            each.put_back()
+
+    def changed(self) -> list[str]:
+        """Names of what is not as it was, but for iterators: data may be read meanwhile."""
+        attributes = self.attributes.changed()
+        moved = {name for name, value in attributes.items() if isinstance(value, Position)}
+        names = [*self.generators.changed(), *self.buffers.changed(), *attributes]
+        return [name for name in names if name not in moved]
+
+
 @contextmanager
-def undone(setup: "EngineSetup") -> Iterator[None]:
+def undone(setup: "EngineSetup") -> Iterator[Noted]:
     """Put back what forward passes inside of it change beside gradients, on this process's devices.
+    Gives what was noted of the first device's model.
 
     RunError: something is not as it was.
     """
     task = getattr(setup.task, "task", setup.task)
-    noted: list[Attributes | Buffers | GeneratorStates] = []
-    models = setup.strategy.models
-    for model, device in zip(models, setup.devices[: len(models)], strict=True):
+    noted = []
+    for model, device in zip(setup.strategy.models, setup.devices, strict=False):
         attributes = Attributes(model, task)
-        noted += [GeneratorStates(device, attributes.generators()), Buffers(model), attributes]
+        generators = GeneratorStates(device, attributes.generators())
+        noted.append(Noted(generators, Buffers(model), attributes))
     try:
-        yield
+        yield noted[0]
     finally:
         for each in noted:
             each.put_back()
-    left = []
-    for each in noted:
-        now = each.changed()
-        is_moved = now if isinstance(now, dict) else {}  # data may be read meanwhile
-        left += [name for name in now if not isinstance(is_moved.get(name), Position)]
+    left = [name for each in noted for name in each.changed()]
     if left:
         raise RunError(
             f"a trial of the loss has changed {left[0]}, and it could not be put back",
