@@ -104,6 +104,23 @@ class WeightNorm(Base):
         return Mean(summed(out, batch["y"]), len(out))
 
 
+class LateSpectralNorm(Base):
+    """Old spectral norm, whose layer is used from step 3 on. Until then its attribute `weight` is a
+    view of the weight: harmless, since a hook makes it anew.
+    """
+
+    def model(self):
+        model = net()
+        model.append(nn.utils.spectral_norm(nn.Linear(3, 3)))
+        return model
+
+    def loss(self, model, batch, step):
+        out = model[:-1](batch["x"])
+        if step >= 3:
+            out = out + model[-1](out)
+        return Mean(summed(out, batch["y"]), len(out))
+
+
 class Pruned(Base):
     """A mask by torch.nn.utils.prune, made in model(): harmless."""
 

@@ -17,7 +17,6 @@ class Hooks(TorchHooks):
 
     value: SentinelRule | None
     _start: Start | None = None  # None: nothing is trained
-    _has_stepped = False
 
     def begin_training(self, start: Start) -> Mapping[str, Any]:
         """UserError: the loss does not add up, does not repeat, or writes where it must not."""
@@ -43,17 +42,9 @@ class Hooks(TorchHooks):
         """Once, after a backward pass. UserError: the loss trains a tensor outside of the model."""
         HeldByTask(self.setup.task, self.setup.strategy.models[0]).refuse_learned()
 
-    def _refuse_stale_views(self) -> bool:
-        """In the second step: what the first forward pass makes anew is no view of a weight as
-        model() made it. Returns True in the first: the hook comes again.
-
-        UserError: a view of a weight shows other values than the weight's.
-        """
-        if not self._has_stepped:
-            self._has_stepped = True
-            return True
+    def _refuse_stale_views(self) -> None:
+        """Once, after forward passes. UserError: a view of a weight doesn't follow the weight."""
         from samecurve.features.guard.kept_views import refuse_stale_views
 
         assert self._start is not None
         refuse_stale_views(self._start.first_memory, self.setup)
-        return False

@@ -41,14 +41,18 @@ _IN_PLACE = ("normal_", "log_normal_", "exponential_", "cauchy_", "geometric_", 
 
 
 class FirstMemory(NamedTuple):
-    """The memory of a weight as model() made it. A weak reference tells whether anything holds it.
+    """The memory of a weight as model() made it.
 
-    name: of the weight; device_index: whose model has it
+    name: of the weight; memory: a reference that does not keep it
     """
 
     name: str
-    device_index: int
     memory: StorageWeakRef
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the weight, a view of it or anything else holds the memory."""
+        return not self.memory.expired()  # type: ignore[no-untyped-call]
 
 
 def all_given(_name: str) -> bool:
@@ -225,9 +229,7 @@ class ModelBuilder:
             built = self.first_values.build()
             if built not in self._built:
                 self._built.append(built)
-                for name, weight in built.named_parameters():
-                    memory = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
-                    self.first_memory.append(FirstMemory(name, index, memory))
+                self._note_memory(built)
                 models.append(self._prepared(built, index))
             elif self._setup.has_several_devices:
                 raise UserError(
@@ -236,6 +238,12 @@ class ModelBuilder:
                     "task",
                 )
         return models
+
+    def _note_memory(self, model: nn.Module) -> None:
+        for name, weight in model.named_parameters():
+            if type(weight) is nn.Parameter:  # others may have no memory of their own
+                memory = StorageWeakRef(weight.untyped_storage())  # type: ignore[no-untyped-call]
+                self.first_memory.append(FirstMemory(name, memory))
 
     def build(self, device_index: int) -> nn.Module:
         """Build the model for one device: on the meta device where all values follow from the seed,

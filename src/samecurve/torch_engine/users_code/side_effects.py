@@ -317,7 +317,8 @@ def undone(setup: "EngineSetup") -> Iterator[Noted]:
     """
     task = getattr(setup.task, "task", setup.task)
     noted = []
-    for model, device in zip(setup.strategy.models, setup.devices, strict=False):
+    models = setup.strategy.models
+    for model, device in zip(models, setup.devices[: len(models)], strict=True):
         attributes = Attributes(model, task)
         generators = GeneratorStates(device, attributes.generators())
         noted.append(Noted(generators, Buffers(model), attributes))
