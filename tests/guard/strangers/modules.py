@@ -105,19 +105,20 @@ class WeightNorm(Base):
 
 
 class LateSpectralNorm(Base):
-    """Old spectral norm, whose layer is used from step 3 on. Until then its attribute `weight` is a
-    view of the weight: harmless, since a hook makes it anew.
+    """Old spectral norm, whose layer is used from step 3 on: harmless. Until then no pass moves its
+    buffers, and its attribute `weight` is a view of the weight, which a hook makes anew.
     """
 
     def model(self):
-        model = net()
-        model.append(nn.utils.spectral_norm(nn.Linear(3, 3)))
-        return model
+        layers = {"first": nn.Linear(8, 8), "late": nn.Linear(8, 8), "last": nn.Linear(8, 3)}
+        nn.utils.spectral_norm(layers["late"])
+        return nn.ModuleDict(layers)
 
     def loss(self, model, batch, step):
-        out = model[:-1](batch["x"])
+        hidden = model["first"](batch["x"]).tanh()
         if step >= 3:
-            out = out + model[-1](out)
+            hidden = model["late"](hidden)
+        out = model["last"](hidden)
         return Mean(summed(out, batch["y"]), len(out))
 
 

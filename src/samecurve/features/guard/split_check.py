@@ -15,8 +15,8 @@ For each update phase of a step it tries, in this order, until something is wron
 8. gradient: a few samples in three parts: the loss, its gradient, and the means that are logged
    beside it.
 9. one device: a few samples under a sharded strategy, and with whole weights.
-10. later: a few samples in parts at later steps, where the loss depends on the step; then
-   "gradient" at the last of those steps.
+10. later: a few samples in parts at later steps, where the loss depends on the step; the first
+   four trials, too, where it changes other buffers there; then "gradient" at the last of these.
 11. what features check: batch_loss(), which every device computes by itself.
 
 No trial may write into a weight. What shows only once weights have moved, behind a gate that begins
@@ -110,24 +110,25 @@ class SplitCheck:
         self._notes: list[str] = []
         self._frozen: set[str] = set()  # weights, by the loss of the first step
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
+        # buffers that some pass has changed, and those that each pass changes in the same way
+        self._moving: set[str] = set()
+        self._steady: set[str] = set()
 
     def run(self) -> SplitVerdict:
         """Try each phase of a step, until a phase has an error.
 
         UserError: the loss writes into a weight, or thaws one: no way to train it would be right.
         """
-        steady: AbstractSet[str] = frozenset()
         for number in range(len(self._trials.phases)):
             self._trials.phase_number = number
             with self._trials.prepared():
                 bits, frozen = WeightBits(self._setup.strategy), FrozenWeights(self._setup.strategy)
                 verdict = self._verdict_of_phase()
                 self._refuse_writes(bits, frozen)
-            steady |= verdict.steady
             if verdict.error:
                 break
         notes = () if verdict.error else (*self._judge.rounded, *dict.fromkeys(self._notes))
-        return SplitVerdict(verdict.error, verdict.repeats, steady, notes)
+        return SplitVerdict(verdict.error, verdict.repeats, self._steady, notes)
 
     def error_in_step(self, phase_number: int, noted: Noted) -> UserError | None:
         """The error of a few samples in parts, in a step that has begun: of the loss, of the means
@@ -147,6 +148,8 @@ class SplitCheck:
         """The list above, step by step."""
         seen = self._look.observed()
         self._frozen = self._frozen_weights()
+        self._moving |= seen.steady
+        self._steady |= seen.steady
         error, repeats = self._judge.error_of(seen)
         if self._is_split:
             error = error or self._error_of_samples_alone(seen)
@@ -172,7 +175,7 @@ class SplitCheck:
             repeats = error is None  # devices would differ, however the batch is divided
         if self._is_split and not error:
             self._judge.note_rounding(self._trials.samples[:_FEW])
-        return SplitVerdict(error, repeats, seen.steady)
+        return SplitVerdict(error, repeats, self._steady)
 
     # --- alone
 
@@ -314,7 +317,7 @@ class SplitCheck:
         with trials.trying(step, few, divide(few)):
             try:
                 _, drawn = self._look.whole()
-                if error := self._error_of_thawed():
+                if error := self._error_of_thawed() or self._error_of_late_buffers():
                     return error
             except GatherOrderError as error:  # a pass of that step would end the run
                 return self._judge.shared(error)
@@ -323,6 +326,20 @@ class SplitCheck:
             finally:
                 trials.put_back()
             return self._error_of_parts(few, drawn, with_gradient=with_gradient)
+
+    def _error_of_late_buffers(self) -> UserError | None:
+        """The error of buffers that the loss of this step changes, and that of earlier ones did
+        not. Those that each pass changes in the same way will move once a step.
+        """
+        trials = self._trials
+        moved = trials.buffers.changed().keys() - self._moving
+        if not self._judge.agree(bool(moved)):
+            return None
+        self._moving |= moved
+        trials.put_back()
+        seen = self._look.observed()
+        self._steady |= seen.steady
+        return self._judge.error_of(seen)[0]
 
     def _error_of_thawed(self) -> UserError | None:
         """The error of a weight that the loss of the first step freezes, and that of this step does
