@@ -24,8 +24,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Task
 from samecurve.data.feed import Feed
-from samecurve.observe.heartbeat import Heartbeat
-from samecurve.observe.journal import Journal
+from samecurve.observe.journal import Heartbeat, Journal
 from samecurve.probe import cpu_name, probe
 from samecurve.run.directory.control import ControlFile
 from samecurve.run.directory.run_directory import Run

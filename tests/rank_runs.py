@@ -6,8 +6,7 @@ from typing import Any
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity, Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.heartbeat import read_beat
-from samecurve.observe.journal import read_events
+from samecurve.observe.journal import read_beat, read_events
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
 from samecurve.run.directory.run_directory import Run

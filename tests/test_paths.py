@@ -11,7 +11,7 @@ from samecurve.cli.main import VERB_ENTRY_POINTS
 from samecurve.core.events import ACTIVITIES
 from samecurve.launch import ranks
 from samecurve.launch.script import bootstrap, script_attempt
-from samecurve.observe.heartbeat import read_beat
+from samecurve.observe.journal import read_beat
 from samecurve.processes import guard
 from samecurve.run.directory.attempt import Attempt
 from samecurve.watch import flight_recorder, hang_watch

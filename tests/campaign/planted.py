@@ -186,7 +186,7 @@ class Plants:
         self._wrap_journal()
 
     def _wrap_heartbeat(self) -> None:
-        from samecurve.observe.heartbeat import Heartbeat
+        from samecurve.observe.journal import Heartbeat
 
         beat = Heartbeat.__call__
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.observe.heartbeat import read_beat
-from samecurve.observe.journal import read_events
+from samecurve.observe.journal import read_beat, read_events
 from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import HangWatch
 
@@ -17,7 +16,7 @@ FLOOR = 0.5  # seconds
 RANK = """
 import sys, time
 from pathlib import Path
-from samecurve.observe.heartbeat import Heartbeat
+from samecurve.observe.journal import Heartbeat
 from samecurve.watch import answering
 
 logs = Path(sys.argv[1])
@@ -63,7 +62,7 @@ import sys
 from pathlib import Path
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.observe.heartbeat import Heartbeat
+from samecurve.observe.journal import Heartbeat
 from samecurve.run.directory.run_directory import Run
 from samecurve.watch import announce
 from samecurve.watch import answering

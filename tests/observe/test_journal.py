@@ -9,8 +9,15 @@ import pytest
 from commands import until
 from samecurve.core.events import Beat, Event
 from samecurve.errors import RunError
-from samecurve.observe.heartbeat import Heartbeat, read_beat
-from samecurve.observe.journal import Journal, append_event, follow, line_of, read_events
+from samecurve.observe.journal import (
+    Heartbeat,
+    Journal,
+    append_event,
+    follow,
+    line_of,
+    read_beat,
+    read_events,
+)
 
 
 def test_a_torn_last_line_is_cut_and_resumed_steps_are_void(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""journal.jsonl: what happened in a run, one JSON line each.
+"""What a run writes as it goes: its journal, and each rank's heartbeat.
+
+journal.jsonl says what happened, one JSON line each.
 
 Written by one rank; console, trackers and reports only read it.
 
@@ -9,14 +11,16 @@ second late, all others at once.
 import hashlib
 import json
 import math
+import mmap
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from samecurve.core.events import Event
+from samecurve.core.events import ACTIVITIES, Activity, Beat, Event
 from samecurve.core.system.files import explain_os_error, regular_only, write_all
 from samecurve.errors import RunError
 
@@ -28,6 +32,8 @@ _MAX_DELAY = 0.5  # seconds
 _BLOCK = 1 << 20  # bytes of one read
 _MOST_LINE = 1 << 26  # most bytes of a line: it may hold texts, or hashes of every array
 _ENCODER = json.JSONEncoder(allow_nan=False)  # json.dumps makes one for each line
+_HEARTBEAT = struct.Struct("<qII")  # step, activity, number of beats
+_MAX_BEATS = 1 << 32
 
 
 def line_of(event: Event) -> str:
@@ -330,3 +336,37 @@ def follow_batches(
             if ending:
                 return
             stop.wait(pause)
+
+
+class Heartbeat:
+    """The writer of one rank's heartbeat, which others read while the rank works or hangs.
+
+    Its file has sixteen mapped bytes: the step, the activity, and the number of beats.
+    """
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        os.ftruncate(descriptor, _HEARTBEAT.size)
+        self._map = mmap.mmap(descriptor, _HEARTBEAT.size)
+        os.close(descriptor)
+        self._beats = 0
+        self.trained = False  # whether a step has been finished
+        self.activity: Activity = "start"
+
+    def __call__(self, step: int, activity: Activity) -> None:
+        self.trained = self.trained or activity == "data"
+        self.activity = activity
+        self._beats = (self._beats + 1) % _MAX_BEATS
+        _HEARTBEAT.pack_into(self._map, 0, step, ACTIVITIES.index(activity), self._beats)
+
+
+def read_beat(path: Path) -> Beat | None:
+    """A rank's last beat; None: it has not begun."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    if len(content) != _HEARTBEAT.size:
+        return None
+    step, activity, beats = _HEARTBEAT.unpack(content)
+    return Beat(step, ACTIVITIES[activity], beats)

@@ -32,8 +32,7 @@ from samecurve.core.system.cache import cache_home
 from samecurve.data import held_out_data
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding
-from samecurve.observe.heartbeat import Heartbeat
-from samecurve.observe.journal import Journal
+from samecurve.observe.journal import Heartbeat, Journal
 from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machine_load
 from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
 from samecurve.run.directory.run_directory import Run
