@@ -26,8 +26,8 @@ from samecurve.core.protocols import Engine, Task
 from samecurve.data.feed import Feed
 from samecurve.observe.journal import Heartbeat, Journal
 from samecurve.probe import cpu_name, probe
+from samecurve.run.directory import Run
 from samecurve.run.directory.control import ControlFile
-from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train_job import Unsaved
 
 UNASKED = (0,) * len(REQUESTS)  # requests to the ranks in a step: none

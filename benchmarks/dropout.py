@@ -25,8 +25,8 @@ from torch import nn
 from benchmarks.page import publish
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.probe import cpu_name
+from samecurve.torch_engine.randomness import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
 
 ALTERNATIONS, THREADS = 15, (1, 2)

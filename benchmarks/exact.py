@@ -35,8 +35,8 @@ from samecurve.launch.pool import pool
 from samecurve.probe import cpu_name, probe
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.precision import set_deterministic
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.precision import set_deterministic
 from samecurve.worker.join import join_warm
 
 BATCH, MICRO_BATCH, WARM, STEPS = 16, 2, 2, 12

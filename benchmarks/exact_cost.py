@@ -30,7 +30,7 @@ from benchmarks.page import publish
 from samecurve.core.config.document import read_file
 from samecurve.core.planning.exact_auto import least_work
 from samecurve.probe import cpu_name, probe
-from samecurve.torch_engine.step.precision import set_deterministic
+from samecurve.torch_engine.precision import set_deterministic
 from samecurve.worker.cublas import set_repeating_workspace
 
 WARM = 2

@@ -19,7 +19,7 @@ from benchmarks.gpu_profile import PROFILED, Watch
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 

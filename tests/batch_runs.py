@@ -12,8 +12,8 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.observe.journal import read_events
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks, open_task
 from tiny import MACHINE
 from worlds import Pool

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from samecurve.checkpoint.store import Published, Publisher, Store
-from samecurve.core.config.section import MetricGoal
+from samecurve.core.config import MetricGoal
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.protocols import ArrayShard, Rank, arrays_to_write
 

@@ -7,9 +7,9 @@ from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.journal import read_beat, read_events
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
-from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.rank_main import train_rank

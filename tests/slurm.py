@@ -3,7 +3,7 @@
 import socket
 from contextlib import suppress
 
-from samecurve.worker.cluster_env import from_slurm
+from samecurve.worker import from_slurm
 
 
 def slurm_variables(task: int, job: int) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from commands import losses
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun

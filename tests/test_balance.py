@@ -22,7 +22,7 @@ from samecurve.experiments.balance import measure_speeds
 from samecurve.features.balance import with_even_balance
 from samecurve.features.balance.uneven_split import microbatch_seconds, predict_step_seconds
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import entry_of

@@ -16,7 +16,7 @@ import yaml
 
 import samecurve
 from distributions import faults_of
-from samecurve.checkpoint import manifest
+from samecurve import checkpoint
 from samecurve.observe import journal
 from wheel_trial import try_wheel
 
@@ -64,7 +64,7 @@ def test_versions_are_one() -> None:
         "the program": samecurve.__version__,
         "the config": "1",
         "the journal": str(journal.VERSION),
-        "the checkpoint": str(manifest.VERSION),
+        "the checkpoint": str(checkpoint.VERSION),
         "`plan.json`": "1",
     }
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())

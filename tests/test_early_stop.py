@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from samecurve.checkpoint import read_manifest
 from samecurve.checkpoint.format import Arrays, load
-from samecurve.checkpoint.manifest import read_manifest
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.config.section import MetricGoal
+from samecurve.core.config import MetricGoal
 from samecurve.core.evaluation import check_goals
 from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Counters

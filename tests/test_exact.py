@@ -29,8 +29,8 @@ from samecurve.observe.journal import read_events
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
+from samecurve.torch_engine.precision import set_deterministic
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.precision import set_deterministic
 from tiny import MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
 

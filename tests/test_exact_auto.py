@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from samecurve.checkpoint.manifest import read_manifest
+from samecurve.checkpoint import read_manifest
 from tiny import Outcome, TinyRun, tiny_values, train_tiny
 from worlds import Pool
 

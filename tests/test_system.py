@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.core.system.cache import MANIFEST, cache_entry
-from samecurve.core.system.files import (
+from samecurve.core.system import (
     directory_made_once,
     explain_os_error,
     one_at_a_time,
     write_json,
 )
+from samecurve.core.system.cache import MANIFEST, cache_entry
 from samecurve.core.system.installation import install_command
 from samecurve.errors import closing_all, not_hiding
 
@@ -162,7 +162,7 @@ def test_reading_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from samecurve.core.system.files import read_file_bytes\n"
+        "from samecurve.core.system import read_file_bytes\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
         "most = pages * resource.getpagesize() + (32 << 20)\n"
         "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"

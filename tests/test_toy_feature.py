@@ -113,7 +113,7 @@ def test_a_step_of_either_engine_has_its_hook(
 GRADIENT_LIMIT = {
     "__init__.py": """
 from pydantic import Field
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature
 from samecurve.core.planning import Decision
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from samecurve.checkpoint import read_manifest
 from samecurve.checkpoint.format import load
-from samecurve.checkpoint.manifest import read_manifest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load as load_config
 from samecurve.core.config.sections import Config
@@ -28,9 +28,9 @@ from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sample, Source
 from samecurve.data import IGNORED
 from samecurve.observe.journal import read_events
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
-from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.tasks.language.torch_task import TorchLanguage

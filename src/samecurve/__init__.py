@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from samecurve.api import plan as plan
     from samecurve.api import train as train
     from samecurve.api import verify as verify
-    from samecurve.core.config.section import Section as Section
+    from samecurve.core.config import Section as Section
     from samecurve.core.config.sections import DataSection as DataSection
     from samecurve.core.determinism.mean import Mean as Mean
     from samecurve.core.determinism.sample_keys import sample_rng as sample_rng
@@ -48,7 +48,7 @@ _ROOMS = {
     "DataSection": "samecurve.core.config.sections",
     "Initial": "samecurve.core.protocols",
     "Mean": "samecurve.core.determinism.mean",
-    "Section": "samecurve.core.config.section",
+    "Section": "samecurve.core.config",
     "Shards": "samecurve.data.shards.source",
     "TaskEntry": "samecurve.tasks.entry",
     "load": "samecurve.run.weights.trained_model",

@@ -23,7 +23,7 @@ from samecurve.checkpoint.format import load
 from samecurve.checkpoint.store import checkpoints, newest
 from samecurve.core.events import Event
 from samecurve.observe.journal import event_of
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 HERE = Path(__file__).parent
 SAVE = 5  # steps between two saves

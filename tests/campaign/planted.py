@@ -231,8 +231,8 @@ class Plants:
         torch._fused_adamw_ = half
 
     def _wrap_saves(self) -> None:
+        from samecurve.checkpoint import MANIFEST
         from samecurve.checkpoint import store as module
-        from samecurve.checkpoint.manifest import MANIFEST
 
         store: Any = module
         write_pieces, write_json = store.write_pieces, store.write_json
@@ -288,10 +288,9 @@ class Plants:
 
 def _save_in_place() -> None:
     """Checkpoints are written where they are found: what a kill leaves of them is seen."""
-    from samecurve.checkpoint import store
+    from samecurve.checkpoint import MANIFEST, store
     from samecurve.checkpoint.format import make_manifest
-    from samecurve.checkpoint.manifest import MANIFEST
-    from samecurve.core.system.files import write_json
+    from samecurve.core.system import write_json
 
     class_: Any = store.Store
     write = class_._write

@@ -23,7 +23,7 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
 
 _NO_CHECKSUM = """
 from samecurve.checkpoint import store
-from samecurve.checkpoint.manifest import read_manifest
+from samecurve.checkpoint import read_manifest
 store.verify = read_manifest
 """
 

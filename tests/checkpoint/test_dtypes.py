@@ -12,11 +12,11 @@ from checkpoint_files import FIXED
 from commands import samecurve
 from samecurve.checkpoint.format import load, make_manifest, write_pieces
 from samecurve.checkpoint.store import newest
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.torch_engine.checkpoint import digests, gather, restore
 from samecurve.torch_engine.optimizers import BuiltInOptimizer, optimizer_params
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.step import State
 from samecurve.torch_engine.strategies import Strategy
 from tiny import config_of, tiny_values
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from checkpoint_files import ARRAYS, pieces, save, store
+from samecurve.checkpoint import CorruptCheckpointError
 from samecurve.checkpoint import store as checkpoint_store
 from samecurve.checkpoint.format import load, verify
-from samecurve.checkpoint.manifest import CorruptCheckpointError
 from samecurve.checkpoint.store import Published, checkpoints, newest, sweep
 from samecurve.core.loop import run_due_actions
 from samecurve.core.protocols import ArrayShard, Counters

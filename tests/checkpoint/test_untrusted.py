@@ -16,8 +16,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from checkpoint_files import ARRAYS, save
+from samecurve.checkpoint import CorruptCheckpointError, check_cover, hash_of
 from samecurve.checkpoint.format import load, verify
-from samecurve.checkpoint.manifest import CorruptCheckpointError, check_cover, hash_of
 from samecurve.checkpoint.store import checkpoints, newest
 
 FILE = "rank-0-of-1.safetensors"

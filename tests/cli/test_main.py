@@ -15,9 +15,9 @@ from samecurve.cli.main import VERBS, all_verbs, cli, main
 from samecurve.cli.options import CONFIG_OPTIONS
 from samecurve.cli.train import _torch_silent
 from samecurve.cli.unknown_arguments import TRAINER_FLAGS
+from samecurve.core.config import flatten
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
-from samecurve.core.config.section import flatten
 from samecurve.tasks import Tasks
 
 

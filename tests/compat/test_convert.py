@@ -12,7 +12,7 @@ from commands import losses, refused, samecurve
 from samecurve.cli.main import main
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
 from samecurve.tasks.huggingface.sections import HFData
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from samecurve.convert import convert
 from samecurve.convert.converted_config import ConvertedConfig
+from samecurve.core.config import flatten
 from samecurve.core.config.document import parse, read_file
 from samecurve.core.config.loading import LoadedConfig, load
-from samecurve.core.config.section import flatten
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 

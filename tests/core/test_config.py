@@ -10,10 +10,10 @@ from pydantic import Field
 
 from generated_docs import generated_docs
 from samecurve.cli.load_config import apply_batch
+from samecurve.core.config import Section
 from samecurve.core.config.document import dump, parse, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.config.loading import LoadedConfig, TaskSections, load
-from samecurve.core.config.section import Section
 from samecurve.core.config.sections import DataSection
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.features.balance import balance_of

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from samecurve.core.config import flatten
 from samecurve.core.config.document import Document, dump, parse
 from samecurve.core.config.loading import load
 from samecurve.core.config.param_groups import ParamRule
-from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.errors import SamecurveError, UserError
 from samecurve.tasks import Tasks

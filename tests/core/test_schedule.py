@@ -2,7 +2,7 @@
 
 import pytest
 
-from samecurve.core.config.section import Decay
+from samecurve.core.config import Decay
 from samecurve.core.config.sections import Batch, ScheduleFields
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning.schedule import Schedule, choose_schedule

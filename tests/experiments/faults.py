@@ -9,7 +9,7 @@ from torch import nn
 
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.strategies.reducers import make_reducer

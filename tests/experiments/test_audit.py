@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from commands import samecurve, write_config
-from samecurve.checkpoint.manifest import MANIFEST, hash_of, read_manifest
+from samecurve.checkpoint import MANIFEST, hash_of, read_manifest
 from samecurve.errors import UserError
 from samecurve.experiments.audit.picks import MOST_STEPS, pick_at_random, pick_named
 

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from samecurve.checkpoint import MANIFEST
 from samecurve.checkpoint.format import make_manifest, write_pieces
-from samecurve.checkpoint.manifest import MANIFEST
 from samecurve.core.planning.fixed import Fixed
 from samecurve.core.protocols import ArrayShard
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.errors import UserError
 from samecurve.experiments.compare import compare_arrays
 from samecurve.experiments.compare.compare_arrays import compare_saved_arrays

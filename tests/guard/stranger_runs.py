@@ -12,7 +12,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.launch.pool import JobFailedError
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.tasks import open_task
 from tiny import MACHINE, config_of
 from worlds import Pool

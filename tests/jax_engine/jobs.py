@@ -20,8 +20,8 @@ from samecurve.core.system.cache import cache_home
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.probe import probe
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm

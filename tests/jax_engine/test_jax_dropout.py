@@ -15,8 +15,8 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.errors import UserError
 from samecurve.jax_engine.dropout import key_dropout
 from samecurve.jax_engine.sample_numbers import keyed_arrays, with_numbers
+from samecurve.torch_engine.randomness import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout as key_torch_dropout
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 
 KEYS = RowKeys(seed=5, epoch=2, step=7, ids=np.array([3, 10**12, 0]))
 

@@ -14,7 +14,7 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.core.sample_numbers import serving
 from samecurve.errors import UserError
 from samecurve.jax_engine.sample_numbers import keyed_arrays, with_numbers
-from samecurve.torch_engine.randomness.microbatch_context import (
+from samecurve.torch_engine.randomness import (
     MicroBatchContext,
     StagedKeys,
     numbers_in_work,

@@ -63,7 +63,7 @@ from pathlib import Path
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
 from samecurve.observe.journal import Heartbeat
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.watch import announce
 from samecurve.watch import answering
 

@@ -18,7 +18,7 @@ from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
 from samecurve.launch.monitors import watched
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 SLEEPER = """
 import os

@@ -18,8 +18,7 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.protocols import Rank
 from samecurve.launch.rank_agreement import check_ranks_agree, differences
 from samecurve.probe import probe
-from samecurve.worker import meeting
-from samecurve.worker.cluster_env import from_slurm
+from samecurve.worker import from_slurm, meeting
 from slurm import free_slurm_job, slurm_variables
 from tiny import config_of
 

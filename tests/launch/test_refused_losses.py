@@ -9,7 +9,7 @@ import pytest
 
 from commands import refused, samecurve
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 FILE = Path(__file__).parents[1] / "torch_engine" / "uneven_losses.py"
 

@@ -17,7 +17,7 @@ from samecurve.core.events import Event
 from samecurve.launch.tracker_process import Tracker
 from samecurve.observe.journal import read_events
 from samecurve.observe.tracked_run import FirstValues
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from tracked_runs import LOSSES, killed_run, resume, steps, write
 
 # prints a run as JSON: its metrics as [step, value] by name, and more

@@ -12,11 +12,11 @@ import pytest
 import samecurve as library
 from checkpoint_files import save
 from commands import refused, samecurve
+from samecurve.checkpoint import MANIFEST, hash_of
 from samecurve.checkpoint.format import load
-from samecurve.checkpoint.manifest import MANIFEST, hash_of
 from samecurve.checkpoint.store import checkpoints
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.resume import Origin
 from samecurve.run.weights import base_files
 from samecurve.run.weights.base_files import choose_base

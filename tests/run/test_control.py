@@ -9,9 +9,8 @@ import pytest
 from commands import losses, running, samecurve, steps_written, until, write_config
 from samecurve.core.events import REQUESTS
 from samecurve.observe.journal import read_events
-from samecurve.run.directory import control
+from samecurve.run.directory import Run, control
 from samecurve.run.directory.control import ControlFile, Requests
-from samecurve.run.directory.run_directory import Run
 
 
 def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> None:

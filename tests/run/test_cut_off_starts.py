@@ -15,7 +15,7 @@ import pytest
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.facts import Facts
 from samecurve.errors import RunError, UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.preconditions import make_home, remove_cut_off
 from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options

@@ -11,7 +11,7 @@ import pytest
 import samecurve as library
 from commands import refused, samecurve
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.trust import check_trusted
 from samecurve.tasks.user_class import SOURCE_INDEX, SOURCES, Place
 from samecurve.tasks.user_class.kept_source import keep_source, read_kept_source

@@ -21,7 +21,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.run.changes import refuse_changes
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.preconditions import (
     check_room,
     most_checkpoints,

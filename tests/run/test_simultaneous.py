@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Lock, Run
+from samecurve.run.directory import Lock, Run
 from samecurve.run.preconditions import make_home
 
 

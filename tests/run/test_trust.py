@@ -8,7 +8,7 @@ import pytest
 from checkpoint_files import save
 from commands import refused, samecurve
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.trust import check_trusted
 from samecurve.tasks.user_class import TASK_PICKLE
 from samecurve.tasks.user_class.pickled_class import remember

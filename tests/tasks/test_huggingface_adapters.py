@@ -16,7 +16,7 @@ import samecurve as program
 from commands import losses as losses_of
 from commands import samecurve
 from one_curve import check_one_curve
-from samecurve.checkpoint.manifest import read_manifest
+from samecurve.checkpoint import read_manifest
 from samecurve.core.planning.optimizer import optimizer_state
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export

@@ -25,7 +25,7 @@ from samecurve.features.recompute.torch_hooks import recompute
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.costs import cost_facts
 from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
-from samecurve.torch_engine.step.precision import autocast_for
+from samecurve.torch_engine.precision import autocast_for
 from tiny import config_of
 
 ROWS, LENGTH = 8, 256

@@ -13,9 +13,9 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.columns import Collation, stacked
 from samecurve.tasks.adapter.rows import Rows
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 IDS = np.array([4, 0, 2])
 

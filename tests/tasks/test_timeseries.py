@@ -24,7 +24,7 @@ from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.timeseries.augment import drop_channels, jitter, scale, warp_time
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
 from samecurve.tasks.timeseries.task import TimeSeriesTask
-from samecurve.torch_engine.randomness.microbatch_context import (
+from samecurve.torch_engine.randomness import (
     MicroBatchContext,
     StagedKeys,
     numbers_in_work,

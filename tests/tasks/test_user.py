@@ -23,7 +23,7 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks, entry_of, open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.torch_engine.model.model_setup import cast_weights
-from samecurve.torch_engine.step.precision import as_weights
+from samecurve.torch_engine.precision import as_weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WHOLE = """

@@ -25,8 +25,8 @@ from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.model_setup import seeded
 from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.randomness import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.strategy import Sharded
 from samecurve.torch_engine.strategies.sharded.sums import RoundSums

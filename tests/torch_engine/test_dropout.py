@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from samecurve.core.determinism.sample_keys import RowKeys, mix
 from samecurve.errors import UserError
+from samecurve.torch_engine.randomness import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.dropout_layers import dropout_layers, key_dropout
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 
 SEED = 7
 

@@ -30,12 +30,12 @@ from samecurve.observe.event_lines import console_lines
 from samecurve.observe.metrics import plotted
 from samecurve.observe.plan_text import banner
 from samecurve.report.steps import Steps
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.optimizers.late_params import LateOptimizer, set_late
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.step import State
 from samecurve.torch_engine.step.step_metrics import NamedMeans
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
 from samecurve.worker.rank_main import lr_factor

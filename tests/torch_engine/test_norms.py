@@ -15,7 +15,7 @@ from samecurve.errors import UserError
 from samecurve.features.norm_sync.batch_norm import synchronise_batch_norms
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.process_group import Comm, Peers
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
+from samecurve.torch_engine.randomness import MicroBatchContext
 from samecurve.torch_engine.strategies.threads import ThreadTeam
 from worlds import Pool
 

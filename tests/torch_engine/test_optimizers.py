@@ -27,7 +27,7 @@ from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.optimizers import HostCopyParam, hidden_matrices
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.step import State
 from tiny import MACHINE
 from worlds import Pool
 

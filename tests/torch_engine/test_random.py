@@ -31,10 +31,9 @@ from samecurve.errors import UserError
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.randomness import replaced_functions
+from samecurve.torch_engine.randomness import MicroBatchContext, StagedKeys, replaced_functions
 from samecurve.torch_engine.randomness.draw_sites import Draw, DrawSites
 from samecurve.torch_engine.randomness.dropout_layers import key_dropout
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, StagedKeys
 from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS, ReplacedFunctions
 from samecurve.torch_engine.randomness.served_functions import served_functions
 from samecurve.torch_engine.users_code.side_effects import GeneratorStates

@@ -10,7 +10,7 @@ from torch import nn
 
 from one_curve import check_one_curve
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.microbatch_context import graph_task
+from samecurve.torch_engine.randomness import graph_task
 from samecurve.torch_engine.strategies.reducers.buckets import (
     Bucket,
     GradientQueue,

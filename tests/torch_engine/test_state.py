@@ -11,7 +11,7 @@ from samecurve.torch_engine.checkpoint import gather
 from samecurve.torch_engine.model.model_setup import freeze
 from samecurve.torch_engine.optimizers import BuiltInOptimizer, optimizer_params
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.step import State
 from samecurve.torch_engine.strategies import Strategy
 from tiny import config_of, tiny_values
 

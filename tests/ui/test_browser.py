@@ -18,9 +18,9 @@ from browsing import CHROMIUM, HOSTILE, NARROW, Site, opened, plant_hostile_text
 from playwright.sync_api import Page, expect
 
 from commands import samecurve
+from samecurve.core.config import flatten
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
-from samecurve.core.config.section import flatten
 from samecurve.observe.journal import read_events
 from samecurve.tasks import Tasks
 

@@ -17,9 +17,9 @@ from tiny_pipelines import save_sd15
 
 from samecurve.cli.load_config import load_config
 from samecurve.cli.main import find_verb
+from samecurve.core.config import flatten
 from samecurve.core.config.document import Document, dump, read_file
 from samecurve.core.config.loading import load
-from samecurve.core.config.section import flatten
 from samecurve.errors import UserError
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in

@@ -10,7 +10,7 @@ from serving import serving
 
 from samecurve.cli.queue import queue as verbs
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.ui.jobs.busy import Devices
 from samecurve.ui.jobs.desk import Desk, JobCommand
 from samecurve.ui.jobs.processes import ProcessName

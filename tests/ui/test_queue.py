@@ -18,7 +18,7 @@ from serving import make_run, planned, step
 from commands import samecurve, write_config
 from samecurve.cli.main import cli
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Lock, Run
+from samecurve.run.directory import Lock, Run
 from samecurve.ui.jobs.busy import Devices, device_words, devices_of, runs_below
 from samecurve.ui.jobs.desk import Desk, JobCommand
 from samecurve.ui.jobs.job import Folder, Job

@@ -22,7 +22,7 @@ from samecurve.cli.ui import ui
 from samecurve.core.events import Event
 from samecurve.errors import UserError
 from samecurve.observe.journal import append_event
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.ui import indexer
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.journal_tail import live_attempt, read_tail

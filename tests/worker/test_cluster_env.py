@@ -3,7 +3,7 @@
 import pytest
 
 from samecurve.errors import UserError
-from samecurve.worker.cluster_env import first_host, from_slurm, rank_from
+from samecurve.worker import first_host, from_slurm, rank_from
 from slurm import slurm_variables
 
 

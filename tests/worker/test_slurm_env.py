@@ -3,7 +3,7 @@
 import pytest
 
 from samecurve.errors import UserError
-from samecurve.worker.cluster_env import from_slurm, leave_seconds
+from samecurve.worker import from_slurm, leave_seconds
 from samecurve.worker.slurm_env import check_slurm_job
 from slurm import slurm_variables
 

@@ -9,7 +9,7 @@ from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run as Files
+from samecurve.run.directory import Run as Files
 
 _ENDS = {"started", "finished", "stopped", "failed"}
 

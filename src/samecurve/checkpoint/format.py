@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
-from samecurve.checkpoint.manifest import (
+from samecurve.checkpoint import (
     DTYPES,
     VERSION,
     CorruptCheckpointError,
@@ -29,7 +29,7 @@ from samecurve.checkpoint.manifest import (
     read_manifest,
 )
 from samecurve.core.protocols import ArrayShard, Checkpoint
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.errors import RunError
 
 

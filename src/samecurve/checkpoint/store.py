@@ -17,17 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.format import load, make_manifest, verify, write_pieces
-from samecurve.checkpoint.manifest import (
+from samecurve.checkpoint import (
     MANIFEST,
     CorruptCheckpointError,
     is_step_name,
     name_of,
     read_manifest,
 )
-from samecurve.core.config.section import MetricGoal
+from samecurve.checkpoint.format import load, make_manifest, verify, write_pieces
+from samecurve.core.config import MetricGoal
 from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
-from samecurve.core.system.files import explain_os_error, regular_only, sync_directory, write_json
+from samecurve.core.system import explain_os_error, regular_only, sync_directory, write_json
 from samecurve.errors import RunError
 from samecurve.units import show_bytes
 

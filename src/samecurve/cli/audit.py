@@ -61,7 +61,7 @@ def audit(
     Exit code 1 where one does not.
     """
     from samecurve.experiments.audit.check_journal import check_journal
-    from samecurve.run.directory.run_directory import Run
+    from samecurve.run.directory import Run
 
     home = at_hand(run, "newest")
     show = _silent if as_json else echo

@@ -89,7 +89,7 @@ def bench(
 
     Trains a few steps of each in throw-away processes.
     """
-    from samecurve.worker.cluster_env import alone
+    from samecurve.worker import alone
 
     picture = flags.pop("png")
 

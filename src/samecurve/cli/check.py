@@ -63,7 +63,7 @@ def check(
     from samecurve.experiments.check import output
     from samecurve.experiments.check.run import CheckRequest, MachineCheck
     from samecurve.experiments.check.system import load_note
-    from samecurve.worker.cluster_env import alone
+    from samecurve.worker import alone
 
     if as_json and report:
         raise click.UsageError("--json and --report are two forms of one answer: leave one out")

@@ -55,7 +55,7 @@ def task_names() -> tuple[str, ...]:
 
 def _words_of(key: str) -> Iterator[str]:
     """The words that the config lists for a key; a task's own field has those of all our tasks."""
-    from samecurve.core.config.section import words_of
+    from samecurve.core.config import words_of
     from samecurve.core.config.sections import Config
 
     yield from _KNOWN.get(key, ())

@@ -111,7 +111,7 @@ def init(
     """
     from samecurve.interview.answers import Answers, InputEndedError, Question
     from samecurve.interview.interview import interview
-    from samecurve.worker.cluster_env import alone
+    from samecurve.worker import alone
 
     alone("init")
     by_flag = {

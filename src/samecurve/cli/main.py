@@ -24,7 +24,7 @@ import click
 from samecurve import __version__
 from samecurve.cli.options import VerbGroup, dashes
 from samecurve.errors import Interrupted, SamecurveError, UserError, message_of
-from samecurve.launch.signals import Signals, kill_children
+from samecurve.launch import Signals, kill_children
 from samecurve.terminal import echo, shorten, unbuffered
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _mend_streams() -> None:
 
 def _os_error_text(error: OSError) -> str:
     """The message for an OSError that no lower layer has handled."""
-    from samecurve.core.system.files import explain_os_error
+    from samecurve.core.system import explain_os_error
 
     if not isinstance(error.filename, str | bytes):
         return f"error: {error}"

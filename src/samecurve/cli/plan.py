@@ -75,7 +75,7 @@ def plan(
     if other_machine:
         _plan_machine(loaded, other_machine, as_json=as_json)
         return
-    from samecurve.core.config.section import flatten
+    from samecurve.core.config import flatten
     from samecurve.observe.plan_table import table
     from samecurve.probe import network_note
     from samecurve.run.prepare import make_plan
@@ -130,7 +130,7 @@ def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_js
     A plan that is refused ends the verb as it would end train, once all that would be served is
     shown.
     """
-    from samecurve.core.config.section import flatten
+    from samecurve.core.config import flatten
     from samecurve.experiments.machine import predict
     from samecurve.observe.plan_table import table
 

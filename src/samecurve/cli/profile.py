@@ -40,7 +40,7 @@ def profile(*, steps: int, top: int, trace: Path | None, as_json: bool, **flags:
 
     Trains a few steps in throw-away processes; leaves nothing but a trace that was asked for.
     """
-    from samecurve.worker.cluster_env import alone
+    from samecurve.worker import alone
 
     alone("profile")
     from samecurve.experiments.profile.profile import profile as profile_config

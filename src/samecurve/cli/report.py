@@ -39,7 +39,7 @@ def report(
     from samecurve.experiments.compare.compare_runs import bits_lines
     from samecurve.report.reading import read_runs
     from samecurve.report.write_report import report_numbers, write_report
-    from samecurve.run.directory.run_directory import Run, is_live
+    from samecurve.run.directory import Run, is_live
 
     homes = tuple(at_hand(run, "files") for run in runs)
     for home in homes:

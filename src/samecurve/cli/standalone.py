@@ -37,7 +37,7 @@ class Standalone:
 
         gpus: how many are visible
         """
-        from samecurve.worker.cluster_env import started
+        from samecurve.worker import started
 
         typed = _typed(arguments)
         defaults = ["-f", str(self.config), "--strategy", self.strategy]
@@ -79,7 +79,7 @@ def on_all_gpus(arguments: Sequence[str], environment: Mapping[str, str], gpus: 
 
     gpus: how many are visible. All are taken where neither a flag nor a launcher says which
     """
-    from samecurve.worker.cluster_env import started
+    from samecurve.worker import started
 
     typed = _typed(arguments)
     free = gpus and not started(environment) and not any(typed.get(flag) for flag in _PLACES)

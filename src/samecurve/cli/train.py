@@ -70,7 +70,7 @@ def train(
     **flags: Any,
 ) -> None:
     """Train. Run the same command again to go on."""
-    from samecurve.worker.cluster_env import started
+    from samecurve.worker import started
 
     if "SLURM_JOB_ID" in os.environ and rdzv is None:  # else it says itself where the others are
         from samecurve.worker.slurm_env import check_slurm_job
@@ -165,7 +165,7 @@ def _train_as_rank(flags: dict[str, Any], *, headless: bool) -> NoReturn:
     """Train as one of several ranks that another program has started."""
     from samecurve.launch.external import run_as_external_rank
     from samecurve.processes import end_with
-    from samecurve.worker.cluster_env import from_slurm, is_first, rank_from
+    from samecurve.worker import from_slurm, is_first, rank_from
 
     def read_config(*, loud: bool) -> "LoadedConfig":
         return load_config(flags, say=not headless, loud=loud)

@@ -9,8 +9,8 @@ from samecurve.convert.foreign_config import ForeignConfig
 from samecurve.convert.host_memory import kohya_blocks
 from samecurve.convert.kohya_data import data
 from samecurve.convert.values import as_float, epochs, number
+from samecurve.core.config import EPOCHS_PATTERN
 from samecurve.core.config.document import Document
-from samecurve.core.config.section import EPOCHS_PATTERN
 
 FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {"data": data, "kohya_blocks": kohya_blocks}
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 
-from samecurve.core.config.section import MetricGoal, Precision, Section
+from samecurve.core.config import MetricGoal, Precision, Section
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity
 from samecurve.core.planning import Decision

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import OptimizerState, state_of_arrays

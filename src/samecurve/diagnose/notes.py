@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.errors import RunError, SamecurveError, message_of
 from samecurve.terminal import shorten
 

@@ -26,8 +26,8 @@ from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
+from samecurve.core.system import write_json
 from samecurve.core.system.cache import measured_path
-from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.experiments.layout_runner import with_bits_settled
 from samecurve.experiments.profile.profile import run_profile, shorten

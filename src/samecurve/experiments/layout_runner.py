@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from samecurve.checkpoint import name_of
 from samecurve.checkpoint.format import load
-from samecurve.checkpoint.manifest import name_of
 from samecurve.core.config.sections import Batch, Config
 from samecurve.core.feature_list import spec_of
 from samecurve.core.planning.facts import Facts
@@ -30,8 +30,8 @@ from samecurve.features.balance import balance_of, with_even_balance
 from samecurve.features.guard.additivity import IN_FLOAT32
 from samecurve.launch.pool import Pool, pool
 from samecurve.observe.journal import read_events
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.run_directory import Run
 from samecurve.worker.jobs.train_job import rehearse
 
 STEPS = 6  # steps of each layout without --steps

@@ -17,7 +17,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.schedule import Intervals
 from samecurve.core.system.cache import cache_home
 from samecurve.launch.pool import Pool
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 
 @contextmanager

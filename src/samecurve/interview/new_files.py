@@ -15,7 +15,7 @@ from pathlib import Path
 import samecurve
 from samecurve.core.config.document import dump
 from samecurve.core.config.json_schema import json_schema
-from samecurve.core.system.files import explain_os_error, write_new, write_whole
+from samecurve.core.system import explain_os_error, write_new, write_whole
 from samecurve.core.system.installation import checkout
 from samecurve.errors import UserError
 from samecurve.interview.answers import Answers, Question, tell

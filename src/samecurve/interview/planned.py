@@ -11,7 +11,7 @@ from samecurve.core.config.document import Document, parse
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.plan_text import arithmetic
 from samecurve.processes import ForkServer, fork_server

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import broadcast_one_to_all
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.protocols import Task
 from samecurve.core.weights import values
 from samecurve.errors import UserError

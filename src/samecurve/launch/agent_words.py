@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samecurve.core.loop import Outcome
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError
 from samecurve.observe.journal import read_events
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import ControlFile
-from samecurve.run.directory.run_directory import Run
-from samecurve.worker.cluster_env import ENDED, LEAVES
+from samecurve.worker import ENDED, LEAVES
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

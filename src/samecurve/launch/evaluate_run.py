@@ -22,8 +22,8 @@ from samecurve.probe import probe
 from samecurve.processes import ForkServer
 from samecurve.run.changes import refuse_other_model
 from samecurve.run.describe import describe
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
-from samecurve.run.directory.run_directory import Run
 from samecurve.run.trust import check_trusted
 from samecurve.run.warm_start import WarmStart
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, held

@@ -18,6 +18,7 @@ from samecurve.core.system.process_name import name_rank
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes
 from samecurve.errors import START_AGAIN, SamecurveError, UserError, not_hiding
+from samecurve.launch import Signals, kill_children, stopping
 from samecurve.launch.agent_words import code_after, end_for_good, goes_on, judge
 from samecurve.launch.last_line import repeat_after_torchrun
 from samecurve.launch.local import is_refusal, with_mirror
@@ -27,23 +28,22 @@ from samecurve.launch.prepare_external import prepare_external, take_back
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
 from samecurve.launch.ranks import rank_call, read_report
 from samecurve.launch.shared_directory import SHARED, answer_shared, check_shared
-from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.launch.supervisor import RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
 from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.processes import how_ended, start
 from samecurve.processes.guard import OrphanGuard
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import STOP_SIGNAL, Requests, ask
-from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.terminal import echo
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.worker.cluster_env import is_first, is_first_of_host, leave_seconds
+from samecurve.worker import is_first, is_first_of_host, leave_seconds
 from samecurve.worker.meeting import Meeting, hear, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note
 

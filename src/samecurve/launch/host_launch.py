@@ -34,17 +34,17 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.machine import choose_devices
 from samecurve.errors import START_AGAIN, Interrupted, RunError
+from samecurve.launch import Signals, kill_children, stopping
 from samecurve.launch.host_agent import HostAgent
 from samecurve.launch.network import use_interface
 from samecurve.launch.nodes import REACHED, Hosts, Way
 from samecurve.launch.rank_agreement import check_host_agrees
-from samecurve.launch.signals import Signals, kill_children, stopping
 from samecurve.probe import probe
 from samecurve.processes import Call
 from samecurve.run.warm_start import WarmStart
 from samecurve.tasks import entry_of
 from samecurve.terminal import echo
-from samecurve.worker.cluster_env import ENDED, FACTS, GROUP, LEAVES
+from samecurve.worker import ENDED, FACTS, GROUP, LEAVES
 
 # seconds
 _MORE_HOSTS = 3.0  # in which more hosts may come once there are enough

@@ -17,12 +17,12 @@ from samecurve.core.config.sections import Devices
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank
 from samecurve.errors import SamecurveError, UserError, is_ctrl_c, not_hiding
+from samecurve.launch import Signals, children_ended, kill_children, stopping
 from samecurve.launch.monitors import Mirrored, mirrored, tracked, watched
-from samecurve.launch.signals import Signals, children_ended, kill_children, stopping
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.processes import ForkServer
+from samecurve.run.directory import Run
 from samecurve.run.directory.control import STOP_SIGNAL, ask
-from samecurve.run.directory.run_directory import Run
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch import HangLimit, have_met, num_waiting
@@ -190,7 +190,7 @@ class _Launcher:
         try:
             return prepare_restart(self.prepared, failure, began, budget)
         except OSError as error:  # the disk may have failed
-            from samecurve.core.system.files import explain_os_error
+            from samecurve.core.system import explain_os_error
 
             cause, _ = explain_os_error(error, Path(error.filename or self.prepared.run.home))
             return f"not started again: {cause}"

@@ -14,7 +14,7 @@ from samecurve.errors import SamecurveError
 from samecurve.observe.journal import follow
 from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
 from samecurve.probe.sensors import Sensors
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.preconditions import trackers_wanted
 from samecurve.run.start_files import PreparedRun
 from samecurve.units import counted

@@ -14,7 +14,7 @@ from samecurve.run.preconditions import check_port, remove_refused
 from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
-from samecurve.worker.cluster_env import FACTS, GROUP, LEAVES
+from samecurve.worker import FACTS, GROUP, LEAVES
 
 
 def prepare_external(

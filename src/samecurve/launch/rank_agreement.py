@@ -13,8 +13,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import samecurve
+from samecurve.core.config import flatten
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.section import flatten
 from samecurve.core.protocols import Rank
 from samecurve.errors import SamecurveError, UserError
 from samecurve.probe import allowed_cores, cpu_cores

@@ -11,12 +11,12 @@ from samecurve.launch.supervisor import GroupEnd, RankGroup, RankReport
 from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.processes import Call, ForkServer, child_environment, start
 from samecurve.processes.guard import OrphanGuard
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.run_directory import Run
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import HangWatch
-from samecurve.worker.cluster_env import local_environment
+from samecurve.worker import local_environment
 
 # the first rank serves the rendezvous, also where this process has got another's from torch's agent
 _OWN_STORE = {"TORCHELASTIC_USE_AGENT_STORE": "False"}

@@ -4,13 +4,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from samecurve.checkpoint.manifest import read_manifest
+from samecurve.checkpoint import read_manifest
 from samecurve.checkpoint.store import newest, sweep
 from samecurve.core.events import Event, Kind
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.journal import append_event, cut_torn_line, read_events
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Earlier, clear_logs, new_attempt_name
-from samecurve.run.directory.run_directory import Run
 from samecurve.run.resume import set_later_aside
 from samecurve.run.start_files import PreparedRun
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.protocols import Rank
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.worker.meeting import answer, ask_ranks
 
 if TYPE_CHECKING:

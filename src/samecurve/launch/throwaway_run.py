@@ -9,13 +9,13 @@ from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Track
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.launch.local import launch
 from samecurve.observe.console import WarningsAlone
 from samecurve.observe.journal import append_event
 from samecurve.processes import ForkServer
+from samecurve.run.directory import Lock, Run
 from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.run_directory import Lock, Run
 from samecurve.run.start_files import PreparedRun
 from samecurve.run.weights.base_files import Base
 

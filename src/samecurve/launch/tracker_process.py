@@ -14,7 +14,7 @@ from samecurve.core.config.sections import Track
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.trackers import EXIT_REPORTED, KUBEFLOW_VARIABLES, TITLES, TRAINING_GOES_ON
 from samecurve.processes import OUTLIVES, Call, Process, child_environment, how_ended, start
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 # the variables by which a tracker's library is told of a server
 _SERVERS = {

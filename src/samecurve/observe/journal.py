@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from samecurve.core.events import ACTIVITIES, Activity, Beat, Event
-from samecurve.core.system.files import explain_os_error, regular_only, write_all
+from samecurve.core.system import explain_os_error, regular_only, write_all
 from samecurve.errors import RunError
 
 VERSION = 1  # of the format, in each `planned` line

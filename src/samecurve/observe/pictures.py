@@ -7,7 +7,7 @@ import numpy as np
 
 from samecurve.core.events import Event
 from samecurve.core.protocols import Picture
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system import read_file_bytes
 from samecurve.errors import UserError
 
 _FOLDER = "samples"

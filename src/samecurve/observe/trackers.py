@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from samecurve.core.events import Event
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.journal import VOIDED, follow_batches
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from samecurve.core.events import Event
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.observe.journal import VOIDED, event_of
 from samecurve.report import journal_events
 from samecurve.report.journal_events import begin_start, even_events

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from samecurve.core.config.document import read_file
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system import read_file_bytes
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.observe.plan_text import banner, decisions
 from samecurve.report.journal_reader import JournalReader

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import samecurve
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.errors import RunError, UserError
 from samecurve.report.blocks import Page
 from samecurve.report.compare_page import compare_page

@@ -5,15 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.manifest import read_manifest
+from samecurve.checkpoint import read_manifest
+from samecurve.core.config import flatten
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.param_groups import ParamGroup, ParamRules
-from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.fixed import has_same_bits
 from samecurve.errors import SAME_BITS, UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.resume import Origin, kept_defaults, task_of
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class import (

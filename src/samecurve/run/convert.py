@@ -12,7 +12,7 @@ from samecurve.convert import convert as read
 from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.loading import load
-from samecurve.core.system.files import write_new
+from samecurve.core.system import write_new
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 

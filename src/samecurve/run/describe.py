@@ -17,8 +17,8 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
+from samecurve.core.system import write_json
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.processes import Call, ForkServer, child_environment, start
 from samecurve.tasks import Tasks, entry_of

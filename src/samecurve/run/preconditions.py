@@ -14,15 +14,15 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from samecurve.checkpoint.manifest import MANIFEST
+from samecurve.checkpoint import MANIFEST
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system import read_file_bytes
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import (
+from samecurve.run.directory import (
     SCRATCH,
     SUBMITTED,
     Lock,

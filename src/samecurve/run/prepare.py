@@ -21,7 +21,7 @@ from samecurve.errors import Refusals, UserError
 from samecurve.probe import network_note, probe
 from samecurve.processes import ForkServer
 from samecurve.run.describe import describe
-from samecurve.run.directory.run_directory import Lock, Run, unwritable
+from samecurve.run.directory import Lock, Run, unwritable
 from samecurve.run.preconditions import (
     check_open_files,
     check_port,

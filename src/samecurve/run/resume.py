@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samecurve.checkpoint import MANIFEST, CorruptCheckpointError, name_of, read_manifest
 from samecurve.checkpoint.format import verify
-from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name_of, read_manifest
 from samecurve.checkpoint.store import checkpoints, newest, set_aside
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
@@ -17,7 +17,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import SamecurveError, UserError
 from samecurve.observe.journal import has_finished
-from samecurve.run.directory.run_directory import Lock, Run, is_live
+from samecurve.run.directory import Lock, Run, is_live
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class import identity_of
 

@@ -15,7 +15,7 @@ from samecurve.run.weights.trained_model import trained_model
 from samecurve.tasks.protocol import MEMBERS
 
 if TYPE_CHECKING:
-    from samecurve.tasks.adapter.task_adapter import TaskAdapter
+    from samecurve.tasks.adapter import TaskAdapter
 
 _TOKENS, _TEMPERATURE = 200, 0.8
 

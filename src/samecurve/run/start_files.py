@@ -12,7 +12,7 @@ from samecurve.core.events import Event, Kind
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.observe.journal import (
     VERSION,
     append_event,
@@ -20,8 +20,8 @@ from samecurve.observe.journal import (
     has_finished,
     last_step,
 )
+from samecurve.run.directory import Lock, Run
 from samecurve.run.directory.attempt import Attempt, clear_logs, new_attempt_name, surroundings
-from samecurve.run.directory.run_directory import Lock, Run
 from samecurve.run.preconditions import remove_cut_off
 from samecurve.run.resume import (
     Options,

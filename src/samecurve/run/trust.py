@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.tasks.user_class import Place, is_pickled, place_of
 from samecurve.tasks.user_class.kept_source import read_kept_source
 from samecurve.tasks.user_class.pickled_class import is_remembered

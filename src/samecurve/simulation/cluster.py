@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, ValidationError
 
+from samecurve.core.config import Precision, Section, Size
 from samecurve.core.config.document import Document, join_key, read_file, suggest
-from samecurve.core.config.section import Precision, Section, Size
 from samecurve.core.planning.hardware import (
     DeviceSpec,
     LinkSpec,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from samecurve.core.system import directory_made_once, one_at_a_time
 from samecurve.core.system.cache import cache_home, cache_key
-from samecurve.core.system.files import directory_made_once, one_at_a_time
 from samecurve.errors import UserError
 from samecurve.storage.failures import StorageError
 from samecurve.storage.place import Place, StoredObject, open_place

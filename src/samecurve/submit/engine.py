@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
 from samecurve.processes import output_of, start_program

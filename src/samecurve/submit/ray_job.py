@@ -15,10 +15,10 @@ from typing import Any
 
 from samecurve.errors import UserError
 from samecurve.processes import Call, child_environment, start
-from samecurve.run.directory.run_directory import SUBMITTED
+from samecurve.run.directory import SUBMITTED
 from samecurve.submit.engine import MADE_BY, Submission
 from samecurve.submit.job import NEVER, Job
-from samecurve.worker.cluster_env import rank_environment
+from samecurve.worker import rank_environment
 
 _INSTALL = 'pip install "ray[train]"'
 _PROGRAM = """\

@@ -1,6 +1,6 @@
 """A job as a script for `sbatch`, with one task of `srun` a rank.
 
-The ranks find each other from Slurm's variables (worker/cluster_env.py). The script starts them
+The ranks find each other from Slurm's variables (worker/__init__.py). The script starts them
 again inside the job when one fails. Before the time limit Slurm sends the steps SIGTERM: the run
 saves and leaves with exit code 143, and the script puts the job back into the queue. The script has
 no signal handler: whoever cancels the job ends the script, and nothing starts again.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import SUBMITTED
+from samecurve.run.directory import SUBMITTED
 from samecurve.submit.engine import MADE_BY, Submission
 from samecurve.submit.job import AGAIN, NEVER, Job
 

@@ -18,7 +18,7 @@ from samecurve.tasks.user_class import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.config.sections import Config
-    from samecurve.tasks.adapter.task_adapter import TaskAdapter
+    from samecurve.tasks.adapter import TaskAdapter
 
 
 def open_task(config: "Config", cache: Path | str) -> "TaskAdapter":

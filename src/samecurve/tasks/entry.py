@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from samecurve.core.config import Section
 from samecurve.core.config.loading import TaskSections
-from samecurve.core.config.section import Section
 from samecurve.core.config.sections import (
     Config,
     DataSection,
@@ -28,7 +28,7 @@ from samecurve.tasks.user_class import place_of
 
 if TYPE_CHECKING:  # numpy is not imported for a config error
     from samecurve.core.planning.facts import Facts
-    from samecurve.tasks.adapter.task_adapter import TaskAdapter
+    from samecurve.tasks.adapter import TaskAdapter
 
 _ADAPTERS = {
     "torch": "samecurve.tasks.adapter.torch_adapter:TorchAdapter",
@@ -220,7 +220,7 @@ class TaskEntry:
 
     def _open_engine_free(self, config: Config, cache: Path | str) -> "TaskAdapter":
         """The part of the task that needs no engine; without one, the whole task."""
-        from samecurve.tasks.adapter.task_adapter import TaskAdapter
+        from samecurve.tasks.adapter import TaskAdapter
 
         if self.engine_free is None:
             return self.open(config, cache)

@@ -19,7 +19,7 @@ import torch
 from samecurve.core.protocols import ArrayShard, Checkpoint, arrays_to_write
 from samecurve.core.weights import AVERAGE, LATE, check_finite, check_fit, check_weights
 from samecurve.torch_engine.optimizers import local_view
-from samecurve.torch_engine.step.setup import EngineSetup, State
+from samecurve.torch_engine.step import EngineSetup, State
 
 BASE_DIGEST = "frozen/sha256"  # the digest of a frozen base, among the arrays
 _DTYPE_NAMES = {

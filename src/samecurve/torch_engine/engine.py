@@ -36,21 +36,21 @@ from samecurve.torch_engine.model.model_builder import ModelBuilder, all_given
 from samecurve.torch_engine.model.model_setup import IsGiven, run_uncompiled
 from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers import hidden_matrices, optimizer_params
-from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.randomness.draw_sites import DrawSites
-from samecurve.torch_engine.randomness.microbatch_context import (
-    MicroBatchContext,
-    StagedKeys,
-    numbers_in_work,
-)
-from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
-from samecurve.torch_engine.step.feature_hooks import Start
-from samecurve.torch_engine.step.precision import (
+from samecurve.torch_engine.precision import (
     as_weights,
     autocast_for,
     set_deterministic,
 )
-from samecurve.torch_engine.step.setup import EngineSetup, State
+from samecurve.torch_engine.process_group import Comm
+from samecurve.torch_engine.randomness import (
+    MicroBatchContext,
+    StagedKeys,
+    numbers_in_work,
+)
+from samecurve.torch_engine.randomness.draw_sites import DrawSites
+from samecurve.torch_engine.randomness.replaced_functions import KEYED_FUNCTIONS
+from samecurve.torch_engine.step import EngineSetup, State
+from samecurve.torch_engine.step.feature_hooks import Start
 from samecurve.torch_engine.step.step_assembly import make_training_step, make_updates
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 from samecurve.torch_engine.step.training_step import Step

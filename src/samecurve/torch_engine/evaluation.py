@@ -9,8 +9,8 @@ import torch
 from samecurve.core.determinism.microbatches import count_microbatches
 from samecurve.core.evaluation import EvalSums, SumSpecs, check_shape, size, unpack_sums
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, Round
-from samecurve.torch_engine.step.precision import autocast_for, current_device
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.precision import autocast_for, current_device
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.step.step_metrics import tree_sum
 from samecurve.torch_engine.step.training_step import to_device
 

@@ -18,10 +18,10 @@ from typing import Literal, get_args
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Request
 from samecurve.core.strategies import STRATEGY_NAMES
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.observe.journal import event_of
+from samecurve.run.directory import Run, is_live
 from samecurve.run.directory.control import ask
-from samecurve.run.directory.run_directory import Run, is_live
 from samecurve.tasks.user_class import Place, is_pickled, place_of
 from samecurve.tasks.user_class.kept_source import read_kept_source
 from samecurve.tasks.user_class.pickled_class import is_remembered

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samecurve.core.events import Event
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.observe.journal import event_of
 from samecurve.report.steps import number
 

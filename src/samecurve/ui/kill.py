@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.ui.errors import RefusedError
 from samecurve.ui.lock_file import launcher
 
-_BETWEEN = 0.3  # seconds: signals that are closer count as one (launch/signals.py)
+_BETWEEN = 0.3  # seconds: signals that are closer count as one (launch/__init__.py)
 _PATIENCE = 10.0  # seconds until SIGKILL
 
 

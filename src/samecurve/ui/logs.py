@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.core.system.redact import redact
 from samecurve.terminal import printable
 from samecurve.ui.errors import RefusedError

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system import read_file_bytes
 from samecurve.core.system.redact import redact_blocks
 from samecurve.report.bench_blocks import bench_blocks
 from samecurve.report.blocks import Block, Cell, Page, cards, details, header, heading, table, text

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.ui.tree import walk
 
 _DEPTH = 3  # directories below a root in which runs are looked for

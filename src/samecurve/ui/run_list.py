@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system import read_file_bytes
 from samecurve.core.system.redact import redact
 from samecurve.terminal import printable
 from samecurve.ui.journal_tail import Tail, read_tail

@@ -24,7 +24,7 @@ from samecurve.report.journal_reader import JournalReader
 from samecurve.report.reading import read_run
 from samecurve.report.record import RunRecord
 from samecurve.report.run_page import chart_blocks, head_blocks, static_blocks
-from samecurve.run.directory.run_directory import is_live
+from samecurve.run.directory import is_live
 from samecurve.terminal import printable
 from samecurve.ui.actions import possible
 from samecurve.ui.answers import json_text

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from samecurve.core.system.redact import redact_blocks
 from samecurve.observe.pictures import png
-from samecurve.run.directory.run_directory import is_live
+from samecurve.run.directory import is_live
 from samecurve.ui import actions
 from samecurve.ui.answers import json_answer, json_body, text_of
 from samecurve.ui.errors import RefusedError

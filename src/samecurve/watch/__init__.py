@@ -25,7 +25,7 @@ from typing import TextIO
 
 import psutil
 
-from samecurve.core.system.files import read_file_bytes, write_json
+from samecurve.core.system import read_file_bytes, write_json
 
 # seconds by which two processes may differ on when a third began: the kernel's time of boot is
 # rounded, and corrected

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import samecurve
 from samecurve.checkpoint.store import Published, Publisher, Store
-from samecurve.core.config.section import flatten
+from samecurve.core.config import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank, Record, Task
 from samecurve.observe.journal import Journal
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.directory.control import Requests
-from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
-from samecurve.worker.cluster_env import is_first
+from samecurve.worker import is_first
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from samecurve.core.protocols import Rank
 from samecurve.errors import RunError
 from samecurve.units import show_seconds
-from samecurve.worker.cluster_env import is_first
+from samecurve.worker import is_first
 
 if TYPE_CHECKING:  # torch is imported once the config is known to be right
     from torch.distributed.distributed_c10d import Store

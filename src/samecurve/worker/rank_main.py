@@ -33,12 +33,12 @@ from samecurve.data import held_out_data
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.journal import Heartbeat, Journal
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machine_load
 from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
-from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import open_task
 from samecurve.watch import announce, answering, meeting
-from samecurve.worker.cluster_env import rank_from
+from samecurve.worker import rank_from
 from samecurve.worker.context import RankContext, checkpoint_store, keep_assets
 from samecurve.worker.join import import_engine, join
 

@@ -135,7 +135,7 @@ def rehearse(
     Some steps of a config (-f FILE), or any command that trains with torch (-- COMMAND). Exit code
     1 if something was found that would fail on GPUs.
     """
-    from samecurve.worker.cluster_env import alone
+    from samecurve.worker import alone
     from samecurve_products.rehearse.emulator import Emulation, check_can_emulate
     from samecurve_products.rehearse.rehearsal_text import as_json as rehearsal_json
     from samecurve_products.rehearse.rehearsal_text import as_text

@@ -16,7 +16,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.data import held_out_data
 from samecurve.launch.evaluate_run import Which, _loaded
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.vision.data.recipe import AugmentedRows
 

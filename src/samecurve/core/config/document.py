@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.errors import UserError
 
 Key = tuple[str | int, ...]

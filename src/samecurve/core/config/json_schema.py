@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from samecurve.core.config import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 from samecurve.core.config.document import SCHEMA_KEY
 from samecurve.core.config.loading import DEFAULT_TASK, Registry, TaskSections, config_class
-from samecurve.core.config.section import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 from samecurve.core.config.sections import FreeData, FreeModel
 from samecurve.core.feature_list import listed
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, get_args
 
 from pydantic import BaseModel, ValidationError, create_model
 
+from samecurve.core.config import Section
 from samecurve.core.config.document import Document, Key, join_key, suggest
-from samecurve.core.config.section import Section
 from samecurve.core.config.sections import Config, DataSection
 from samecurve.core.feature_list import ListedFeature, listed, listed_and_installed
 from samecurve.errors import MOST_ERRORS, InvalidConfigError, UserError

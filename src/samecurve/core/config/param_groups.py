@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, model_validator
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature_list import listed_optimizers, spec_of
 from samecurve.errors import UserError
 from samecurve.units import counted, first_and_count

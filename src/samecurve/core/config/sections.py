@@ -21,8 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from samecurve.core.config.param_groups import ParamGroup, ParamRules
-from samecurve.core.config.section import (
+from samecurve.core.config import (
     MOST_PROCESSES,
     Decay,
     Duration,
@@ -32,6 +31,7 @@ from samecurve.core.config.section import (
     Section,
     Size,
 )
+from samecurve.core.config.param_groups import ParamGroup, ParamRules
 from samecurve.core.config.train_section import Train
 from samecurve.core.feature_list import listed_optimizers, spec_of
 from samecurve.core.strategies import STRATEGY_NAMES, strategy_help

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt, model_validator
 
-from samecurve.core.config.section import (
+from samecurve.core.config import (
     Duration,
     DurationOrMinutes,
     MetricGoal,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.config.section import MetricGoal
+from samecurve.core.config import MetricGoal
 from samecurve.errors import UserError
 
 EvalSum = float | NDArray[Any]  # of a sum's own shape: float64, or int64 where it is an integer

@@ -6,7 +6,7 @@ What can't be computed so is refused; so is what would make the result depend on
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.config.sections import Devices
 from samecurve.core.config.train_section import Train
 from samecurve.core.planning import Decision, DecisionLog

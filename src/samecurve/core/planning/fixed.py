@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from samecurve.core.config.section import MOST_PROCESSES
+from samecurve.core.config import MOST_PROCESSES
 from samecurve.core.determinism.data_order import Anchor, Order
 from samecurve.errors import SAME_BITS, UserError
 

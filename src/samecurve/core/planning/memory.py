@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Protocol
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.config.sections import Config, Optimizer
 from samecurve.core.feature_list import wanted
 from samecurve.core.planning.facts import Facts

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.config.sections import Optimizer, ScheduleFields
 from samecurve.core.feature_list import spec_of
 from samecurve.core.planning import DecisionLog

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from samecurve.core.config.section import MOST_STEPS, MetricGoal
+from samecurve.core.config import MOST_STEPS, MetricGoal
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.step_arithmetic import nominal_weight
 from samecurve.core.feature_list import (

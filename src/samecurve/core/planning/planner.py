@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision, DecisionLog

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from samecurve.core.config.section import (
+from samecurve.core.config import (
     Decay,
     ScheduleForm,
     epochs_of,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.files import directory_made_once, one_at_a_time, write_json
+from samecurve.core.system import directory_made_once, one_at_a_time, write_json
 from samecurve.errors import UserError
 
 MANIFEST = "checksums.json"

@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system import write_json
 from samecurve.core.system.cache import cache_entry, cache_key
-from samecurve.core.system.files import write_json
 from samecurve.errors import RunError
 
 if TYPE_CHECKING:  # most shards are files

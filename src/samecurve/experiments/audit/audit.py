@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.manifest import CorruptCheckpointError
+from samecurve.checkpoint import CorruptCheckpointError
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
@@ -22,7 +22,7 @@ from samecurve.experiments.audit.replay import Replayer, Start, start_at, start_
 from samecurve.experiments.compare.compare_runs import Comparison, compare
 from samecurve.experiments.scratch import scratch
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 # relative, of losses and norms; a run with the same bits on any devices has none
 TOLERANCE = {"f64": 1e-10, "f32": 1e-4, "bf16": 3e-2, "f16": 3e-2}

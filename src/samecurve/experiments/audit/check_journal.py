@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from samecurve.checkpoint import CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.format import verify
-from samecurve.checkpoint.manifest import CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.store import checkpoints
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.observe.journal import RunningHash, event_of, read_lines
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.units import counted
 
 

@@ -19,8 +19,8 @@ from samecurve.launch.throwaway_run import launch_throwaway
 from samecurve.probe import probe
 from samecurve.run.changes import refuse_other_model
 from samecurve.run.describe import describe
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
-from samecurve.run.directory.run_directory import Run
 from samecurve.tasks import Tasks
 
 

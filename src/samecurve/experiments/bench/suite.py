@@ -18,7 +18,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
 from samecurve.core.planning.machine import Machine
 from samecurve.core.strategies import strategies_of
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.core.system.installation import checkout
 from samecurve.errors import RunError, SamecurveError, UserError, keeping
 from samecurve.experiments.bench.bench import measure_layout, plan_layout, usable_devices
@@ -37,8 +37,8 @@ from samecurve.launch.pool import Pool
 from samecurve.observe.journal import read_events
 from samecurve.probe.gpus import AMD, NVIDIA
 from samecurve.run.describe import describe
+from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import surroundings
-from samecurve.run.directory.run_directory import Run
 from samecurve.terminal import echo
 from samecurve.worker.jobs.profile_job import watch_rank
 

@@ -14,7 +14,7 @@ from secrets import token_hex
 
 import psutil
 
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.experiments.check import Check, failed, passed, warned
 from samecurve.probe import (
     MOUNTS,

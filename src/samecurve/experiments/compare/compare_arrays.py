@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.checkpoint import CorruptCheckpointError
 from samecurve.checkpoint.format import Arrays, verify
-from samecurve.checkpoint.manifest import CorruptCheckpointError
 from samecurve.errors import UserError
 
 _PIECE = 32 << 20  # bytes of an array that are held at once

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.manifest import MANIFEST
+from samecurve.checkpoint import MANIFEST
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.feature_list import listed_with
 from samecurve.errors import SamecurveError, UserError
@@ -22,7 +22,7 @@ from samecurve.experiments.compare.compare_arrays import ArrayDifference, compar
 from samecurve.observe.journal import events_of_file
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import number
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.tasks.user_class import identity_of
 from samecurve.units import some
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.checkpoint import MANIFEST, name_of, read_manifest
 from samecurve.checkpoint.format import load, make_manifest, write_pieces
-from samecurve.checkpoint.manifest import MANIFEST, name_of, read_manifest
 from samecurve.core.protocols import ArrayShard
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.errors import ASK_SAME_BITS, UserError
 from samecurve.experiments.layout_runner import LayoutRunner
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 FAR = 1e-3  # relative: by so much of the loss curves have diverged
 _OF_A_MANIFEST = {"version", "files", "arrays", "hash"}  # what make_manifest() adds

@@ -4,7 +4,7 @@ student.
 
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision

@@ -8,9 +8,9 @@ from torch import nn
 
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.errors import UserError
-from samecurve.torch_engine.randomness.microbatch_context import seed_host, seed_torch
+from samecurve.torch_engine.randomness import seed_host, seed_torch
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
-from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.users_code import equal
 from samecurve.torch_engine.users_code.holders import Contents, HeldByTask

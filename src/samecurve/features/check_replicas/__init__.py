@@ -5,7 +5,7 @@
 
 from pydantic import Field, NonNegativeInt
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.core.planning.layout import Layout

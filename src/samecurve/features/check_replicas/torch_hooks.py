@@ -14,8 +14,8 @@ from samecurve.features.check_replicas.verdict import ReplicaHashes, check_alike
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.checkpoint import Entry, named_entries
 from samecurve.torch_engine.optimizers import local_view
+from samecurve.torch_engine.step import EngineSetup, State
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
-from samecurve.torch_engine.step.setup import EngineSetup, State
 from samecurve.torch_engine.step.training_step import TrainingStep
 
 Parts = Mapping[str, tuple[torch.Tensor, int]]  # by name: values, and where in the array they begin

@@ -1,6 +1,6 @@
 """train.compile: torch.compile of each repeated block."""
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches
+from samecurve.torch_engine.randomness import outside_of_microbatches
 from samecurve.torch_engine.strategies.reducers.buckets import Bucket
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
-from samecurve.core.config.section import MetricGoal, Section
+from samecurve.core.config import MetricGoal, Section
 from samecurve.core.config.sections import Config
 from samecurve.core.config.train_section import check_mode
 from samecurve.core.feature import Feature, Planned

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from samecurve.features.ema.weight_average import WeightAverage
+from samecurve.torch_engine.step import State
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
-from samecurve.torch_engine.step.setup import State
 from samecurve.torch_engine.step.training_step import TrainingStep
 
 

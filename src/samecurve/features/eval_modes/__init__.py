@@ -4,7 +4,7 @@ training: a line of the plan.
 
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.units import first_and_count

@@ -1,6 +1,6 @@
 """train.float8: the linear layers of the blocks multiply in eight bits."""
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision

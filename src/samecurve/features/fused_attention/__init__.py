@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 from samecurve.core.planning.compute import Compute

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.feature import Feature, Planned

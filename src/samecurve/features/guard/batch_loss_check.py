@@ -16,9 +16,9 @@ from samecurve.features.guard.split_errors import Evidence, explain, explain_dra
 from samecurve.features.guard.trials import RAISED, Rows, Trials
 from samecurve.features.guard.watched_lines import Watched, watch
 from samecurve.features.whole_batch.gathered_features import Features
-from samecurve.torch_engine.randomness.microbatch_context import seed_host
-from samecurve.torch_engine.step.precision import current_device
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.precision import current_device
+from samecurve.torch_engine.randomness import seed_host
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code import place_of_method
 from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import counters_in

@@ -30,7 +30,7 @@ from samecurve.features.guard.split_errors import (
 )
 from samecurve.features.guard.trials import RAISED, Rows, Trials
 from samecurve.features.guard.watched_lines import watch
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code import place_of_method
 from samecurve.torch_engine.users_code.holders import described
 

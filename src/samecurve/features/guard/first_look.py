@@ -16,7 +16,7 @@ from samecurve.features.guard.additivity import (
 from samecurve.features.guard.judge import Drawn, Judge, Observed
 from samecurve.features.guard.trials import Trials, no_trial
 from samecurve.torch_engine.randomness.draw_sites import Draw
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code import equal
 from samecurve.torch_engine.users_code.side_effects import TURNS, Counter, counters_in
 

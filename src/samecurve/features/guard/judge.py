@@ -34,7 +34,7 @@ from samecurve.features.guard.trial_conditions import NarrowestFormat
 from samecurve.features.guard.trial_gradients import norms_of
 from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried, TriedParts
 from samecurve.torch_engine.process_group import texts_of_all
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code.holders import HeldByTask
 from samecurve.torch_engine.users_code.side_effects import Counter
 from samecurve.units import first_and_count

@@ -14,7 +14,7 @@ from torch import nn
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_builder import FirstMemory
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code import place_of_method
 from samecurve.torch_engine.users_code.holders import holders, names_in, tensors_within
 

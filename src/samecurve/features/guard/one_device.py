@@ -22,7 +22,7 @@ from samecurve.features.guard.trial_gradients import Digests, digest, norms_of
 from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried
 from samecurve.features.guard.written_weights import WeightBits, write_error
 from samecurve.torch_engine.model.model_builder import ModelBuilder
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.strategies import Strategy
 from samecurve.torch_engine.users_code.side_effects import attributes_kept
 

@@ -24,8 +24,8 @@ from samecurve.features.guard.shared_microbatch import copy_of, find
 from samecurve.features.guard.unlike_ranks import unlike_error
 from samecurve.features.guard.verdict import CheckedGradient, Row, alike, judge
 from samecurve.torch_engine.bit_sums import BitSums
+from samecurve.torch_engine.precision import in_precision, on_device
 from samecurve.torch_engine.process_group import texts_of_all
-from samecurve.torch_engine.step.precision import in_precision, on_device
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.users_code import has_users_code
 from samecurve.torch_engine.users_code.side_effects import Buffers, undone

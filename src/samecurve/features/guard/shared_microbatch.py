@@ -12,7 +12,7 @@ from samecurve.core.protocols import Batch, MicroBatch, Progress, Round, TrialRo
 from samecurve.errors import RunError
 from samecurve.features.guard import Choice
 from samecurve.torch_engine.process_group import texts_of_all
-from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
+from samecurve.torch_engine.randomness import StagedKeys
 from samecurve.torch_engine.step.training_step import TrainingStep
 
 _ALIGNMENT = 64  # bytes: what follows from where a tensor's memory begins follows from the rest

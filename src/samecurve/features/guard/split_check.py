@@ -61,7 +61,7 @@ from samecurve.features.guard.written_weights import (
     thaw_error,
     write_error,
 )
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import Noted, Position

@@ -15,7 +15,7 @@ import torch
 from samecurve.core.protocols import MicroBatch
 from samecurve.features.guard.additivity import GradientNorms
 from samecurve.torch_engine.optimizers import own_part
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 
 # float64 [1 + DIRECTIONS] by the parameter's name: the sum of squares, and the projections
 Digests = dict[str, torch.Tensor]

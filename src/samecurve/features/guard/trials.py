@@ -27,9 +27,9 @@ from samecurve.features.guard.trial_conditions import (
 from samecurve.features.guard.trial_gradients import Digests, gradients_of
 from samecurve.features.guard.written_weights import WeightVersions
 from samecurve.torch_engine.model.model_setup import run_uncompiled
-from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.step.precision import autocast_for, current_device
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.precision import autocast_for, current_device
+from samecurve.torch_engine.randomness import StagedKeys
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code.side_effects import (
     Attributes,
     Buffers,

@@ -1,7 +1,7 @@
 """The words for a loss that is another one on another rank."""
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code import place_of_method
 
 

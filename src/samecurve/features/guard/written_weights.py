@@ -13,7 +13,7 @@ import torch
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.optimizers import local_view
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.strategies import Strategy
 
 VERSION = attrgetter("_version")

@@ -4,7 +4,7 @@ after a gradient that is not finite, doubled after many that are.
 Engine jax has it in the program of its step.
 """
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature
 
 

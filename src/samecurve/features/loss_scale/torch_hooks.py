@@ -9,8 +9,8 @@ import torch
 
 from samecurve.core.determinism.step_arithmetic import next_loss_scale
 from samecurve.core.protocols import Batch, Round
+from samecurve.torch_engine.step import State
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
-from samecurve.torch_engine.step.setup import State
 from samecurve.torch_engine.step.training_step import Finite, TrainingStep
 
 _SCALE, _STREAK = "loop/scale", "loop/scale_streak"

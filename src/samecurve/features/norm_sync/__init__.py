@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision

@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.user_model import is_coupling
 from samecurve.torch_engine.process_group import Peers
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext, recomputing
+from samecurve.torch_engine.randomness import MicroBatchContext, recomputing
 
 
 def synchronise_batch_norms(model: nn.Module, peers: Peers, context: MicroBatchContext) -> None:

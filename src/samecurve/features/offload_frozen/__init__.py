@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity
 from samecurve.core.feature import Feature, Planned

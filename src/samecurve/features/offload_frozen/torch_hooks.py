@@ -3,8 +3,8 @@
 from torch import nn
 
 from samecurve.features.offload_frozen.offloaded_blocks import FrozenOffload
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
-from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import Materialize
 
 

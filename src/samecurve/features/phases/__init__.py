@@ -4,7 +4,7 @@ plan, and such a step in engine torch.
 
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision
 

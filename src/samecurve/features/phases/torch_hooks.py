@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from samecurve.core.config.param_groups import Patterns, names_by_phase
 from samecurve.core.protocols import Batch, PendingMetrics, Round, StepMetrics
 from samecurve.torch_engine.optimizers import OptimizerParam
+from samecurve.torch_engine.step import MakeOptimizer, State, Update
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
-from samecurve.torch_engine.step.setup import MakeOptimizer, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
 
 

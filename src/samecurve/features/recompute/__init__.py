@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity
 from samecurve.core.feature import Feature, Planned

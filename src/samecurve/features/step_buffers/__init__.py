@@ -4,7 +4,7 @@
 The split check finds them before the first step, so a plan does not know of them.
 """
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature
 
 

@@ -10,8 +10,8 @@ import torch
 
 from samecurve.core.protocols import Batch, Round
 from samecurve.errors import UserError
+from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.step.feature_hooks import TorchHooks
-from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.users_code import equal
 from samecurve.units import first_and_count

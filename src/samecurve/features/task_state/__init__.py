@@ -2,7 +2,7 @@
 a resumed run goes on with them.
 """
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.feature import Feature
 
 

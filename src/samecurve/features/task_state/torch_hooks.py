@@ -17,8 +17,8 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import texts_of_all
+from samecurve.torch_engine.step import State
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
-from samecurve.torch_engine.step.setup import State
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.users_code import is_users, names_read, place_of_method
 from samecurve.torch_engine.users_code.holders import Variables

@@ -5,7 +5,7 @@ batch_loss_step.py and jax_engine/batch_loss.py compute it.
 
 from dataclasses import dataclass
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import Config as Config
 from samecurve.core.feature import Feature, Planned
 from samecurve.core.planning import Decision

@@ -15,9 +15,9 @@ from samecurve.features.whole_batch.gathered_features import (
     Part,
     check_rows,
 )
-from samecurve.torch_engine.randomness.microbatch_context import seed_host
-from samecurve.torch_engine.step.precision import autocast_for, current_device
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.precision import autocast_for, current_device
+from samecurve.torch_engine.randomness import seed_host
+from samecurve.torch_engine.step import EngineSetup
 
 _LOSS = ("loss.sum", "loss.weight")  # among a task's sums, zeros where it is a whole batch's
 

@@ -28,9 +28,9 @@ from samecurve.features.whole_batch.gathered_features import (
     Part,
     check_rows,
 )
-from samecurve.torch_engine.randomness.microbatch_context import outside_of_microbatches, seed_host
-from samecurve.torch_engine.step.precision import autocast_for, in_precision, keeps_copies
-from samecurve.torch_engine.step.setup import EngineSetup, State, Update
+from samecurve.torch_engine.precision import autocast_for, in_precision, keeps_copies
+from samecurve.torch_engine.randomness import outside_of_microbatches, seed_host
+from samecurve.torch_engine.step import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import StepTotals
 from samecurve.torch_engine.step.training_step import TrainingStep
 

@@ -17,7 +17,7 @@ from io import RawIOBase
 from pathlib import Path
 from typing import IO, Literal
 
-from samecurve.core.system.files import write_all
+from samecurve.core.system import write_all
 
 Shown = Literal["all", "first", "files"]
 _LONGEST = 1 << 20  # bytes of a line before it is shown in pieces

@@ -17,7 +17,7 @@ from samecurve.launch.gpu_settings import gpu_settings, user_settings, without_u
 from samecurve.probe import cpu_cores, nvidia
 from samecurve.probe.gpus import Gpus, find_gpus
 from samecurve.units import counted, show_bytes
-from samecurve.worker.cluster_env import local_environment
+from samecurve.worker import local_environment
 
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # mpirun's
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from samecurve.errors import RunError, SamecurveError
+from samecurve.launch import Signals
 from samecurve.launch.script.announcements import Departures, WatchAnnouncement
 from samecurve.launch.script.misuse import Notices
 from samecurve.launch.script.output import Outputs, Shown, say
 from samecurve.launch.script.placement import Placement, hold_port, rank_environments
-from samecurve.launch.signals import Signals
 from samecurve.launch.supervisor import (
     STOP_SECONDS,
     GroupEnd,

@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from samecurve.core.events import REQUESTS, Request
-from samecurve.core.system.files import regular_only, write_all
-from samecurve.run.directory.run_directory import Run
+from samecurve.core.system import regular_only, write_all
+from samecurve.run.directory import Run
 
 _MOST_SAVING = 0.01  # share of the time in which training may stand still for saves by the clock
 _LOOK = 0.05  # seconds between two looks at the file

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from samecurve.core.config.section import flatten
+from samecurve.core.config import flatten
 from samecurve.core.config.sections import Config
 from samecurve.core.evaluation import class_names, class_scores, is_confusion
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 
 
 def write_results(run: Run, plan: Plan, config: Config) -> None:

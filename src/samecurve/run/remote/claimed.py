@@ -14,7 +14,7 @@ from secrets import token_hex
 
 from samecurve.checkpoint.store import checkpoints
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run, is_live
+from samecurve.run.directory import Run, is_live
 from samecurve.run.remote.fetch import fetch_checkpoint, fetch_run
 from samecurve.run.remote.lease import Lease, claim
 from samecurve.run.remote.stored_run import Mirrored, StoredRun

@@ -8,11 +8,11 @@ of this machine.
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samecurve.checkpoint import MANIFEST, CorruptCheckpointError, name_of, read_manifest
 from samecurve.checkpoint.format import verify
-from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name_of, read_manifest
 from samecurve.checkpoint.store import best_first
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import directory_made_once
+from samecurve.core.system import directory_made_once
 from samecurve.errors import UserError
 from samecurve.run.remote.stored_run import (
     CHECKPOINTS,

@@ -16,7 +16,7 @@ from secrets import token_hex
 import psutil
 
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import boot_id
+from samecurve.run.directory import boot_id
 from samecurve.run.remote.stored_run import LEASE
 from samecurve.storage.failures import StorageError
 from samecurve.storage.place import Place

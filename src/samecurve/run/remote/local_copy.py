@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 from samecurve.checkpoint.store import checkpoints
+from samecurve.core.system import one_at_a_time
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.files import one_at_a_time
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.remote.fetch import best_name, fetch_checkpoint, fetch_files
 from samecurve.run.remote.stored_run import CHECKPOINTS, StoredRun
 from samecurve.storage.place import open_place

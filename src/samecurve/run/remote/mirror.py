@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.errors import RunError, SamecurveError
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.journal import append_event
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.remote.claimed import Claim
 from samecurve.run.remote.journal_parts import JournalParts, NewEvents
 from samecurve.run.remote.stored_run import StoredRun

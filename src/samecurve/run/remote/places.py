@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.remote.claimed import Claim, claimed
 from samecurve.run.remote.local_copy import local_copy, local_weights
 from samecurve.run.resume import Options

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.manifest import (
+from samecurve.checkpoint import (
     MANIFEST,
     CorruptCheckpointError,
     is_step_name,
     read_manifest,
 )
-from samecurve.core.system.files import read_file_bytes, write_json, write_whole
-from samecurve.run.directory.run_directory import Run
+from samecurve.core.system import read_file_bytes, write_json, write_whole
+from samecurve.run.directory import Run
 from samecurve.storage.failures import StorageError
 from samecurve.storage.place import Place, StoredObject
 from samecurve.storage.url import ObjectUrl

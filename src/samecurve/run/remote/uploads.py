@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, name_of, read_manifest
+from samecurve.checkpoint import MANIFEST, CorruptCheckpointError, name_of, read_manifest
 from samecurve.checkpoint.store import best_first, checkpoints, hold
 from samecurve.core.planning.plan import Plan
-from samecurve.core.system.files import regular_only
-from samecurve.run.directory.run_directory import Run
+from samecurve.core.system import regular_only
+from samecurve.run.directory import Run
 from samecurve.run.remote.journal_parts import JournalParts
 from samecurve.run.remote.stored_run import (
     CHECKPOINTS,

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from samecurve.core.config.sections import Config
 from samecurve.core.protocols import Checkpoint, StoredArrays
 from samecurve.core.system.cache import cache_home
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.weights.base_files import Base
 from samecurve.run.weights.foreign_weights import SourceArray
 from samecurve.run.weights.initial_weights import fitting_arrays
 from samecurve.run.weights.opened_checkpoint import ArrayView, Weights
 from samecurve.tasks import open_task
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
+from samecurve.tasks.adapter import TaskAdapter
 
 _PREFIX = "model/"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system import read_file_bytes
 from samecurve.errors import RunError, UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.resume import Origin
 from samecurve.run.weights.foreign_weights import WHERE
 from samecurve.run.weights.initial_weights import placed, read_initial_weights

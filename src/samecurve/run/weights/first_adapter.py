@@ -11,7 +11,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.resume import Origin
 from samecurve.run.weights.foreign_weights import WHERE, dtype_notes
 from samecurve.run.weights.initial_weights import Source, check_own_weights

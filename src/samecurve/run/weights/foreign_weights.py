@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.checkpoint.manifest import DTYPES, MANIFEST
+from samecurve.checkpoint import DTYPES, MANIFEST
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.errors import SamecurveError, UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
 from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.user_class import place_of

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
+from samecurve.checkpoint import MANIFEST, CorruptCheckpointError
 from samecurve.checkpoint.format import make_manifest, verify, write_pieces
-from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays, Facts
 from samecurve.core.protocols import ArrayShard
+from samecurve.core.system import sync_directory, write_json
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.files import sync_directory, write_json
 from samecurve.core.weights import check_weights
 from samecurve.errors import SamecurveError, UserError
-from samecurve.run.directory.run_directory import SCRATCH, Run
+from samecurve.run.directory import SCRATCH, Run
 from samecurve.run.resume import Origin
 from samecurve.run.weights.foreign_weights import (
     STORED_DTYPES,

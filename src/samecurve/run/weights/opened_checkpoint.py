@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from samecurve.checkpoint import MANIFEST, CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.format import Arrays, verify
-from samecurve.checkpoint.manifest import MANIFEST, CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.store import best_first, checkpoints, hold, newest
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
@@ -18,12 +18,12 @@ from samecurve.core.protocols import StoredArrays
 from samecurve.core.system.cache import cache_home
 from samecurve.core.weights import AVERAGE
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.trust import check_trusted
 from samecurve.tasks import Tasks, entry_of
 
 if TYPE_CHECKING:  # its engine is imported late
-    from samecurve.tasks.adapter.task_adapter import TaskAdapter
+    from samecurve.tasks.adapter import TaskAdapter
 
 _PREFIX = "model/"
 _DIGEST = "frozen/sha256"

@@ -15,13 +15,13 @@ import torch
 from samecurve.core.config.sections import Config
 from samecurve.core.protocols import START
 from samecurve.errors import UserError
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.sample_work import MOST_OPERATIONS, emptied, total_of, without_values
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import can_be_tried, is_tried, kept, two_rows
 from samecurve.torch_engine.model.counted_work import WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze
+from samecurve.torch_engine.precision import refuse_nondeterministic
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
-from samecurve.torch_engine.step.precision import refuse_nondeterministic
 from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
 
 

@@ -27,9 +27,9 @@ from samecurve.jax_engine.model import (
     param_shapes,
 )
 from samecurve.jax_engine.sample_numbers import with_numbers, with_trial_keys
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.opened_class import NEEDED
 from samecurve.tasks.adapter.returned import FEATURES, spec_of
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
 
 _COMPUTE = {"f64": jnp.float64, "f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
 _KEPT = (nnx.Intermediate, nnx.Cache)  # what a forward pass may leave behind

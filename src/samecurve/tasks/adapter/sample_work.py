@@ -19,7 +19,7 @@ from torch import nn
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.protocols import START
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import kept, rows_as_tensors, unfused
 from samecurve.torch_engine.model.counted_work import TooManyOperationsError, WorkCounter
 from samecurve.torch_engine.model.model_setup import freeze

@@ -20,16 +20,16 @@ from samecurve.core.protocols import (
     StoredArrays,
 )
 from samecurve.errors import RunError, UserError
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.opened_class import NEEDED
 from samecurve.tasks.adapter.returned import FEATURES, spec_of
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.protocol import Method
 from samecurve.tasks.user_class.user_errors import end_copy, raise_explained
 from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, name_blocks, seeded
 from samecurve.torch_engine.model.user_model import plain_model
+from samecurve.torch_engine.precision import as_weights, attention_of_any_length
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
-from samecurve.torch_engine.step.precision import as_weights, attention_of_any_length
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.optimizers.user_optimizer import NamedParams

@@ -15,10 +15,10 @@ from samecurve.core.config.param_groups import names_by_phase
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.errors import UserError
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.bits_trial import bits_hindrance
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.sample_work import work_facts
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
 from samecurve.torch_engine.model.model_builder import on_meta

@@ -18,10 +18,10 @@ from samecurve.core.protocols import START
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import Trial, compare_parts
 from samecurve.features.whole_batch.gathered_features import Features, check_rows
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.torch_engine.model.counted_work import WorkCounter
+from samecurve.torch_engine.precision import as_weights
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
-from samecurve.torch_engine.step.precision import as_weights
 from samecurve.torch_engine.users_code.side_effects import attributes_kept
 
 # parameters at most, of a model that is tried on two samples: a second or so

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from samecurve.core.config.section import MOST_LAYERS, Section
+from samecurve.core.config import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
 from samecurve.core.config.train_section import Train
 from samecurve.tasks.lora.sections import AdapterSection, Quantize

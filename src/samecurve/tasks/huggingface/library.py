@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from samecurve.core.config import MOST_LAYERS
 from samecurve.core.config.document import suggest
-from samecurve.core.config.section import MOST_LAYERS
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.model_directory import CONFIG, WRITTEN, check_directory

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from samecurve.core.config.section import Section
+from samecurve.core.config import Section
 from samecurve.core.config.sections import TRAIN, DataSection, SplitName, check_finite
 from samecurve.core.config.train_section import Train
 from samecurve.tasks.lora.sections import AdapterSection, Quantize

@@ -13,8 +13,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system import write_json
 from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once, stamp_file
-from samecurve.core.system.files import write_json
 from samecurve.errors import Refusals, UserError
 from samecurve.tasks.language.sections import LanguageData
 from samecurve.tasks.text import (

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.planning.fixed import parse_dataclass
+from samecurve.core.system import explain_os_error, one_at_a_time, write_json
 from samecurve.core.system.cache import cache_key
-from samecurve.core.system.files import explain_os_error, one_at_a_time, write_json
 from samecurve.errors import UserError
 from samecurve.probe import cpu_cores
 from samecurve.tasks.pictures.picture_files import (

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.errors import UserError
 from samecurve.tasks.pictures.picture_files import BrokenPictureError, FileFacts
 from samecurve.tasks.pictures.scan_cache import Stamp

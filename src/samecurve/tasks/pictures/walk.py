@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.errors import UserError
 from samecurve.tasks.text import is_run_directory
 

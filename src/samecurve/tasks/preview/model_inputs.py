@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Arrays
+from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.data_kinds import Columns
-from samecurve.tasks.adapter.task_adapter import TaskAdapter
+from samecurve.torch_engine.precision import as_weights
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
-from samecurve.torch_engine.step.precision import as_weights
 
 
 class _Called(BaseException):  # passes an `except Exception` of the loss

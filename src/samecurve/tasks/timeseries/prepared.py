@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from samecurve.core.system import directory_made_once
 from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
-from samecurve.core.system.files import directory_made_once
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.timeseries import synthetic

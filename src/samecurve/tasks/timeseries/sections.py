@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samecurve.core.config.section import MOST_LAYERS, Section
+from samecurve.core.config import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.files import directory_made_once, explain_os_error
+from samecurve.core.system import directory_made_once, explain_os_error
 from samecurve.errors import UserError
 from samecurve.tasks.timeseries.har_files import CHANNELS, LABELS, SIGNALS
 

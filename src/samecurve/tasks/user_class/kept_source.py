@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from samecurve.core.config.document import Document
 from samecurve.core.planning.fixed import parse_dataclass
-from samecurve.core.system.files import read_file_bytes, write_json
+from samecurve.core.system import read_file_bytes, write_json
 from samecurve.tasks.user_class import (
     SOURCE_INDEX,
     SOURCES,

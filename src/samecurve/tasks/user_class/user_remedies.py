@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 from samecurve.core.config.document import suggest
-from samecurve.core.system.files import explain_os_error
+from samecurve.core.system import explain_os_error
 from samecurve.errors import message_of
 from samecurve.tasks.user_class.failed_expression import expression_of, value_of
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from samecurve.core.config.section import MOST_LAYERS, Section
+from samecurve.core.config import MOST_LAYERS, Section
 from samecurve.core.config.sections import DataSection
 from samecurve.tasks.vision.augment_section import Augment
 

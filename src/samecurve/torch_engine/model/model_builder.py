@@ -31,7 +31,7 @@ from samecurve.torch_engine.model.model_setup import (
     seeded,
 )
 from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_place
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values
 

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
 
+from samecurve.core.config import Precision
 from samecurve.core.config.param_groups import ParamRules
-from samecurve.core.config.section import Precision
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
-from samecurve.torch_engine.step.precision import weight_dtype
+from samecurve.torch_engine.precision import weight_dtype
 
 Initialize = Callable[[str, torch.Tensor], None]  # fills a parameter, by its name in the model
 InitializeModule = Callable[[str, nn.Module], None]  # fills a module's own parameters and buffers

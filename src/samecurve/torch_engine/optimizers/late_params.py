@@ -15,7 +15,7 @@ from samecurve.torch_engine.optimizers import (
     OptimizerUpdate,
 )
 from samecurve.torch_engine.optimizers.user_optimizer import UserOptimizer
-from samecurve.torch_engine.step.setup import State, Update
+from samecurve.torch_engine.step import State, Update
 
 _UNUSED = 0
 _FIRST_STEP = -1  # stands for the group of the parameters that the first step used

@@ -33,7 +33,7 @@ from samecurve.torch_engine.profiling.timeline import (
     seconds_between,
     seconds_by_part,
 )
-from samecurve.torch_engine.step.setup import State
+from samecurve.torch_engine.step import State
 from samecurve.torch_engine.step.step_metrics import peak_memory_bytes
 
 # parts of a step as timeline.py names them -> what a profile calls them

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from samecurve.core.determinism.sample_keys import mix
+from samecurve.torch_engine.randomness import MicroBatchContext
 from samecurve.torch_engine.randomness.draw_sites import (
     NONE,
     STEP,
@@ -19,7 +20,6 @@ from samecurve.torch_engine.randomness.draw_sites import (
     rows_of_sample,
 )
 from samecurve.torch_engine.randomness.keyed_numbers import FUNCTIONS, KeyedNumbers, salt
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 # Any: a function of torch takes its arguments in several forms.
 Original = Callable[..., Any]

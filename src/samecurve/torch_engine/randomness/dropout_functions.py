@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch._C import _VariableFunctions
 
+from samecurve.torch_engine.randomness import MicroBatchContext
 from samecurve.torch_engine.randomness.drawing import Drawing, Original, begin_draw
 from samecurve.torch_engine.randomness.dropout_layers import lane_threshold, mask_of, masked
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 _SELU = 1.7580993408473766  # what alpha dropout drops to, negative
 # torch.dropout itself may be replaced

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from samecurve.errors import UserError
+from samecurve.torch_engine.randomness import MicroBatchContext
 from samecurve.torch_engine.randomness.draw_sites import STEP, Draw, Place, in_shape, row_shape
 from samecurve.torch_engine.randomness.keyed_numbers import keyed_lanes, mixed, salt
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 _CHANNELS: dict[type[nn.Module], tuple[int, ...]] = {
     nn.Dropout1d: (3,),

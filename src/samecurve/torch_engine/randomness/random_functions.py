@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from samecurve.torch_engine.randomness import MicroBatchContext
 from samecurve.torch_engine.randomness.drawing import (
     Drawing,
     Original,
@@ -23,7 +24,6 @@ from samecurve.torch_engine.randomness.drawing import (
     begin_unless_own,
     note_unserved,
 )
-from samecurve.torch_engine.randomness.microbatch_context import MicroBatchContext
 
 Numbers = Callable[[Drawing, torch.dtype], torch.Tensor]
 

@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.sample_numbers import serving
-from samecurve.torch_engine.randomness.microbatch_context import (
+from samecurve.torch_engine.randomness import (
     MicroBatchContext,
     StagedKeys,
     context_in_work,

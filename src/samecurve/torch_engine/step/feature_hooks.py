@@ -10,7 +10,7 @@ from torch import nn
 from samecurve.core.evaluation import SumSpecs
 from samecurve.core.protocols import Arrays, MicroBatch, Progress, TrialRows
 from samecurve.torch_engine.optimizers import OptimizerParam
-from samecurve.torch_engine.step.setup import EngineSetup, MakeOptimizer, State, Update
+from samecurve.torch_engine.step import EngineSetup, MakeOptimizer, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
 from samecurve.torch_engine.strategies import Materialize
 

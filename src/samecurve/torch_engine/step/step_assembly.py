@@ -17,7 +17,7 @@ from samecurve.torch_engine.optimizers import (
     OptimizerParam,
     OptimizerUpdate,
 )
-from samecurve.torch_engine.step.setup import EngineSetup, State, Update
+from samecurve.torch_engine.step import EngineSetup, State, Update
 from samecurve.torch_engine.step.training_step import Step, TrainingStep
 
 _MOST_STEPS = 100  # after which the parameters are named that the loss has not used

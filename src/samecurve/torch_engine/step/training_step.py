@@ -25,9 +25,9 @@ import torch
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.step_arithmetic import Clip, GradientScaling, loss_factor
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
-from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
-from samecurve.torch_engine.step.precision import in_precision, on_device, weight_dtype
-from samecurve.torch_engine.step.setup import EngineSetup, State, Update
+from samecurve.torch_engine.precision import in_precision, on_device, weight_dtype
+from samecurve.torch_engine.randomness import StagedKeys
+from samecurve.torch_engine.step import EngineSetup, State, Update
 from samecurve.torch_engine.step.step_metrics import (
     DeviceTotals,
     HostTotals,

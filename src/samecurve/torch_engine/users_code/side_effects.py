@@ -25,7 +25,7 @@ from samecurve.torch_engine.users_code import equal, is_there
 from samecurve.torch_engine.users_code.holders import Holder, holders, names_in
 
 if TYPE_CHECKING:
-    from samecurve.torch_engine.step.setup import EngineSetup
+    from samecurve.torch_engine.step import EngineSetup
 
 _MOST_BYTES, _MOST_ITEMS = 1 << 20, 1000  # of a value that is copied: a task may hold its data
 _FAR = 1000  # microbatches, after which the value of a counter is tried

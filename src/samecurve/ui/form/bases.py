@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from samecurve.core.config.document import Document, parse, read_file
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class import find_pickled_class

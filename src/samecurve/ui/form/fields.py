@@ -12,9 +12,9 @@ from typing import Any, Literal, TypedDict
 
 import yaml
 
+from samecurve.core.config import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 from samecurve.core.config.document import SCHEMA_KEY
 from samecurve.core.config.json_schema import Schema, json_schema
-from samecurve.core.config.section import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 from samecurve.core.strategies import strategies_of
 from samecurve.tasks import Tasks, built_in
 

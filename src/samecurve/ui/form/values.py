@@ -8,9 +8,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from samecurve.core.config import flatten
 from samecurve.core.config.document import Document, parse, parse_setting
 from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.section import flatten
 from samecurve.errors import UserError
 from samecurve.ui.form.fields import Field, FormFields
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import samecurve
+from samecurve.core.config import flatten
 from samecurve.core.config.document import Document, dump, parse, read_file
 from samecurve.core.config.loading import load
-from samecurve.core.config.section import flatten
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.run.directory.run_directory import Run
+from samecurve.run.directory import Run
 from samecurve.ui.jobs.job import ENDED, Job
 from samecurve.ui.lock_file import holds_lock
 from samecurve.ui.plan_file import read_plan_file

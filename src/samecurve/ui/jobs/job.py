@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.system.files import read_file_bytes, regular_only
+from samecurve.core.system import read_file_bytes, regular_only
 from samecurve.processes import python_module
-from samecurve.run.directory.run_directory import Run, is_live
+from samecurve.run.directory import Run, is_live
 from samecurve.terminal import printable
 from samecurve.ui.jobs.marks import mark_of, why_foreign
 from samecurve.ui.jobs.processes import ProcessName

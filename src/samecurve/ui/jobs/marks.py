@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from samecurve.core.system import explain_os_error, regular_only
 from samecurve.core.system.cache import cache_home
-from samecurve.core.system.files import explain_os_error, regular_only
 from samecurve.errors import UserError
 
 _BYTES = 32  # of the secret

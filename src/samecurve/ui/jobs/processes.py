@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from samecurve.run.directory.run_directory import boot_id
+from samecurve.run.directory import boot_id
 
 
 @dataclass(frozen=True)

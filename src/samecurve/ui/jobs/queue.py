@@ -15,7 +15,7 @@ from secrets import token_hex
 from subprocess import DEVNULL
 from typing import Any, Literal
 
-from samecurve.core.system.files import explain_os_error, write_json
+from samecurve.core.system import explain_os_error, write_json
 from samecurve.errors import UserError
 from samecurve.processes import OUTLIVES, Call, how_ended, start
 from samecurve.ui.jobs.busy import Devices, device_words

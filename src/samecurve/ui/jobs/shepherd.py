@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.processes import start_program
 from samecurve.ui.jobs.job import journal_end, read_job
 from samecurve.ui.jobs.processes import ProcessName

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from samecurve.core.system.files import regular_only
+from samecurve.core.system import regular_only
 from samecurve.errors import UserError
-from samecurve.run.directory.run_directory import is_locked
+from samecurve.run.directory import is_locked
 from samecurve.ui.jobs.busy import Devices
 from samecurve.ui.jobs.job import Job
 from samecurve.ui.jobs.queue import Queue

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import prod
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.optimizer_spec import OptimizerSpec
 from samecurve.core.planning.facts import Facts

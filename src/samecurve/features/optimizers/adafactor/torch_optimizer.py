@@ -17,7 +17,7 @@ from samecurve.torch_engine.optimizers import (
     OptimizerParam,
     grouped,
 )
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 
 _DECAY_POWER = -0.8  # of the number of updates: the share of the newest squares in the means
 _LEAST_SCALE = 1e-3  # of a parameter's root mean square: what is zero must be able to move

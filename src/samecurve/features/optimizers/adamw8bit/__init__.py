@@ -5,7 +5,7 @@ In which blocks they are kept is decided here, for the plan and for the update.
 
 from math import gcd, prod
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.optimizer_spec import OptimizerSpec
 from samecurve.core.planning.facts import Facts

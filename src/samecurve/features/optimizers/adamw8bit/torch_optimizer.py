@@ -22,7 +22,7 @@ from samecurve.torch_engine.optimizers import (
     OptimizerParam,
     grouped,
 )
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 
 _EXPONENTS = 7  # powers of ten below 1 that levels reach down to
 _LEAST_SCALE = 1e-12

@@ -6,8 +6,8 @@ Which parameters muon updates is decided here, for the plan and for the update.
 from collections.abc import Collection, Mapping
 from math import prod
 
+from samecurve.core.config import Precision
 from samecurve.core.config.param_groups import ParamRules
-from samecurve.core.config.section import Precision
 from samecurve.core.config.sections import Optimizer
 from samecurve.core.optimizer_spec import OptimizerSpec
 from samecurve.core.planning.facts import Facts

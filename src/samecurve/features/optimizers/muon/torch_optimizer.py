@@ -24,7 +24,7 @@ from samecurve.torch_engine.optimizers import (
     grouped,
     is_sharded,
 )
-from samecurve.torch_engine.step.setup import EngineSetup
+from samecurve.torch_engine.step import EngineSetup
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the polynomial that moves singular values to 1
 _NUM_ITERATIONS = 5

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from samecurve.core.system.files import directory_made_once, explain_os_error
+from samecurve.core.system import directory_made_once, explain_os_error
 from samecurve.errors import UserError
 from samecurve.tasks.diffusion.data.folders import METADATA
 from samecurve.tasks.pictures.picture_files import check_pillow

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.files import read_file_bytes
+from samecurve.core.system import read_file_bytes
 from samecurve.errors import UserError
 from samecurve.tasks.diffusion.families.opened import WHERE
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.files import write_json
+from samecurve.core.system import write_json
 from samecurve.errors import UserError
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Document
 from samecurve.tasks.huggingface.data.messages import is_learnt

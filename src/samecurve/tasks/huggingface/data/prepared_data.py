@@ -16,8 +16,8 @@ from typing import Any
 from samecurve.core.config.sections import ALL
 from samecurve.core.planning.fixed import parse_dataclass
 from samecurve.core.protocols import Source
+from samecurve.core.system import write_json
 from samecurve.core.system.cache import cache_entry, cache_key
-from samecurve.core.system.files import write_json
 from samecurve.data import spread_out
 from samecurve.errors import Refusals, UserError
 from samecurve.probe.progress import show_progress

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system import write_json
 from samecurve.core.system.cache import cache_entry, cache_key
-from samecurve.core.system.files import write_json
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.huggingface.data.document_columns import KINDS, Learns, no_column

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samecurve.core.system import write_json
 from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once
-from samecurve.core.system.files import write_json
 from samecurve.errors import RunError, UserError
 from samecurve.probe.progress import show_progress
 from samecurve.processes import Call, Process, child_environment, start, wait_for

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.core.system import directory_made_once, explain_os_error
 from samecurve.core.system.cache import cache_entry, cache_key, entry_fault
-from samecurve.core.system.files import directory_made_once, explain_os_error
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress
 from samecurve.tasks.vision.data.image_sets import ImageRows, ImageSets

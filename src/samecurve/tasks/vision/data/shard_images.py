@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
+from samecurve.core.system import one_at_a_time, write_whole
 from samecurve.core.system.cache import cache_key
-from samecurve.core.system.files import one_at_a_time, write_whole
 from samecurve.data.shards.source import Shards
 from samecurve.errors import UserError
 from samecurve.probe.progress import show_progress

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from samecurve.core.config.section import Precision
+from samecurve.core.config import Precision
 from samecurve.core.planning.plan import Plan
 
 Parameters = ParamSpec("Parameters")
