@@ -31,8 +31,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Rank
 from samecurve.probe import probe
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm

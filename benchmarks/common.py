@@ -27,7 +27,7 @@ from samecurve.data.feed import Feed
 from samecurve.observe.journal import Heartbeat, Journal
 from samecurve.probe import cpu_name, probe
 from samecurve.run.directory import Run
-from samecurve.run.directory.control import ControlFile
+from samecurve.run.directory.attempt import ControlFile
 from samecurve.worker.jobs.train_job import Unsaved
 
 UNASKED = (0,) * len(REQUESTS)  # requests to the ranks in a step: none

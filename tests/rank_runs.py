@@ -8,8 +8,7 @@ from samecurve.core.events import Activity, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.journal import read_beat, read_events
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.rank_main import train_rank

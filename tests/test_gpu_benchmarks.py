@@ -16,8 +16,7 @@ from benchmarks.gpu_turns import Found, Turns, take_turns
 from commands import until
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
-from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.shapes import model_facts
+from samecurve.tasks.language.sections import LanguageModel, model_facts
 from tiny import MACHINE, config_of, tiny_values
 
 ABOUT = {

@@ -29,8 +29,7 @@ from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sa
 from samecurve.data import IGNORED
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import Tasks
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.tasks.language.torch_task import TorchLanguage

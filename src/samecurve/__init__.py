@@ -50,7 +50,7 @@ _ROOMS = {
     "Mean": "samecurve.core.determinism.mean",
     "Section": "samecurve.core.config",
     "Shards": "samecurve.data.shards.source",
-    "TaskEntry": "samecurve.tasks.entry",
+    "TaskEntry": "samecurve.tasks",
     "load": "samecurve.run.weights.trained_model",
     "rng": "samecurve.core.sample_numbers",
     "sample_rng": "samecurve.core.determinism.sample_keys",

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from samecurve import probe
 from samecurve.cli import main as cli_main
 from samecurve.cli import standalone
 from samecurve.cli.load_config import load_config
@@ -28,7 +29,6 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
-from samecurve.probe import gpus
 from samecurve.simulation.cluster import Cluster, read_cluster
 from samecurve.simulation.forecast import plan_on_cluster
 from samecurve.tasks import entry_of
@@ -203,8 +203,8 @@ class Planner:
         made: list[list[str]] = []
         for module in (cli_main, standalone):
             patches.setattr(module, "main", lambda: made.append(sys.argv[2:]))
-        found = gpus.Gpus("NVIDIA", cluster.machine.devices, "CUDA_VISIBLE_DEVICES")
-        patches.setattr(gpus, "find_gpus", lambda _environment: found)
+        found = probe.Gpus("NVIDIA", cluster.machine.devices, "CUDA_VISIBLE_DEVICES")
+        patches.setattr(probe, "find_gpus", lambda _environment: found)
         patches.setattr(sys, "argv", list(line.words))
         if line.ranks:
             patches.setenv("TORCHELASTIC_RUN_ID", "none")

@@ -12,7 +12,6 @@ import pytest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.exact_auto import least_work
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
 from samecurve.core.planning.fixed import Fixed
@@ -21,6 +20,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
+from samecurve.run.preconditions import check_before_facts
 from samecurve.tasks import Tasks
 
 GIB = 1 << 30

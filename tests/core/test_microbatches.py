@@ -15,7 +15,7 @@ from samecurve.core.determinism.microbatches import (
     subtrees,
 )
 from samecurve.core.planning.batch import BatchSplit
-from samecurve.data.rounds import joined
+from samecurve.data import joined
 
 
 def assign(

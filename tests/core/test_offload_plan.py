@@ -9,7 +9,6 @@ import pytest
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import on_file
 from samecurve.core.planning.machine import Device, Machine
@@ -19,6 +18,7 @@ from samecurve.diagnose.memory import explain_out_of_memory
 from samecurve.errors import UserError
 from samecurve.features.offload_frozen.host_blocks import host_blocks, offloaded_blocks
 from samecurve.observe.plan_text import banner
+from samecurve.run.preconditions import check_before_facts
 from samecurve.simulation.cluster import read_cluster
 from samecurve.simulation.forecast import compare_strategies, plan_on_cluster
 from samecurve.simulation.step_time import ASSUMED, step_cost

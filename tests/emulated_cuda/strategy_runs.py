@@ -24,8 +24,7 @@ from samecurve.experiments.scratch import make_run, run_on_ranks
 from samecurve.launch.pool import JobFailedError, Pool, pool
 from samecurve.observe.journal import read_events
 from samecurve.probe import probe
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import Tasks, open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm

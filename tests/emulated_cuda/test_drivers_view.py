@@ -12,12 +12,13 @@ import pytest
 from emulated import only_emulated
 
 from commands import command
+from samecurve import probe
 from samecurve.probe import (
     amd_load,
     amd_sources,
+    find_gpus,
     gpu_health,
     gpu_state,
-    gpus,
     links,
     nvidia,
     sensors,
@@ -95,7 +96,7 @@ def test_the_stand_ins_answer_all_that_the_probe_asks() -> None:
 
 
 def test_the_probe_sees_them_and_their_memory(driver: Path) -> None:
-    found = gpus.find_gpus(os.environ)
+    found = find_gpus(os.environ)
     h100 = GPUS["H100"]
     assert (found.vendor, found.variable) == ("NVIDIA", "CUDA_VISIBLE_DEVICES")
     assert [(gpu.name, gpu.memory, gpu.capability) for gpu in found.devices] == [
@@ -112,7 +113,7 @@ def test_the_probe_sees_them_and_their_memory(driver: Path) -> None:
     assert links.find_links()[0, 1] == "NVLink x 18"
     write_faults(driver, {1: GpuFaults(lost=True)})
     with pytest.raises(Exception, match="the driver has lost GPU 1: GPU is lost"):
-        gpus.find_gpus(os.environ)
+        find_gpus(os.environ)
 
 
 def test_a_fault_in_mid_run_is_told_once(driver: Path) -> None:
@@ -165,13 +166,13 @@ def test_a_machine_of_amd_gpus_is_found_as_rocm_lays_it_out(
     without_driver = stand_in("emulated_pynvml", "pynvml.py")
     for asking in ASKING:
         monkeypatch.setattr(asking, "pynvml", without_driver)
-    monkeypatch.setattr(gpus, "TOPOLOGY", gpus.TOPOLOGY)  # both are put back after this test
+    monkeypatch.setattr(probe, "TOPOLOGY", probe.TOPOLOGY)  # both are put back after this test
     monkeypatch.setattr(amd_load, "read_card", amd_load.read_card)
     for name, look in told_kernel.looks(os.environ).items():
         look(sys.modules[name])
     write_faults(state, {2: GpuFaults(uncorrected_errors=7, celsius=80)})
     write_held(state, {0: 3 << 30})
-    found = gpus.find_gpus(os.environ)
+    found = find_gpus(os.environ)
     mi300x = "AMD Instinct MI300X (gfx942)"
     assert (found.vendor, found.variable) == ("AMD", "HIP_VISIBLE_DEVICES")
     assert [(gpu.name, gpu.memory) for gpu in found.devices] == [
@@ -181,7 +182,7 @@ def test_a_machine_of_amd_gpus_is_found_as_rocm_lays_it_out(
     states = gpu_state.gpu_states("AMD", os.environ)
     assert [gpu.uncorrected_errors for gpu in states] == [7, 0]
     assert [process.pid for process in states[1].processes] == [os.getpid()]
-    [kernels] = {gpu.name for gpu in amd_sources.from_kernel(gpus.TOPOLOGY)}
+    [kernels] = {gpu.name for gpu in amd_sources.from_kernel(probe.TOPOLOGY)}
     assert kernels == "gfx942"  # where amdsmi is not installed
     reading = sensors.Sensors(found.devices, [0, 1], 1).read({0: os.getpid(), 1: os.getpid()})
     assert reading["celsius_by_device"] == [80, 41]

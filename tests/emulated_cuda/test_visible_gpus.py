@@ -11,8 +11,8 @@ import pytest
 from emulated import only_emulated
 from test_drivers_view import ASKING, stand_in
 
+from samecurve import probe
 from samecurve.errors import UserError
-from samecurve.probe import gpus
 from samecurve_products.rehearse.emulated_cuda.gpus import AMD, NVIDIA, STATE, id_of
 from samecurve_products.rehearse.emulated_cuda.machine import Emulation
 from samecurve_products.rehearse.emulated_cuda.visible import visible_gpus
@@ -77,13 +77,13 @@ def test_the_drivers_library_does_not_obey_and_the_probe_does(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"{LAST},0")
     assert nvml.nvmlDeviceGetCount() == 4
-    found = gpus.find_gpus(os.environ)
+    found = probe.find_gpus(os.environ)
     assert [device.index for device in found.devices] == [0, 1]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(UserError, match="CUDA_VISIBLE_DEVICES=7 names 7"):
-        gpus.find_gpus(os.environ)
+        probe.find_gpus(os.environ)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus.find_gpus(os.environ).devices == ()
+    assert probe.find_gpus(os.environ).devices == ()
 
 
 TORCH = """

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from commands import refused, samecurve
-from samecurve.core.planning.machine import Device
+from samecurve.core.planning.machine import NVIDIA, Device
 from samecurve.experiments.check import Check, failed, output, passed, software
 from samecurve.experiments.check.software import check_jax, check_python, check_torch
 from samecurve.experiments.check.system import Host, check_system
-from samecurve.probe import engines
-from samecurve.probe.gpus import NVIDIA, Gpus
+from samecurve.probe import Gpus, engines
 
 GPUS = Gpus(
     NVIDIA,

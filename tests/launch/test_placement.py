@@ -17,7 +17,7 @@ from samecurve.errors import UserError
 from samecurve.launch.script.misuse import verdict
 from samecurve.launch.script.placement import lay_out, rank_environments, settings
 from samecurve.launch.script.requirements import Source, file_of_module, read_source
-from samecurve.probe.gpus import Gpus
+from samecurve.probe import Gpus
 
 SCRIPTS = Path(__file__).with_name("scripts")
 GPUS = Gpus(

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import samecurve.probe
 from commands import refused, write_config
 from samecurve.cli.main import main
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
-from samecurve.probe import amd, amd_load, amd_sources, engines, gpus, probe
+from samecurve.probe import amd, amd_load, amd_sources, engines, probe
 from samecurve.probe.gpu_state import amd_states
 from samecurve.probe.sensors import Sensors
 
@@ -75,7 +76,7 @@ def test_training_sees_the_cards_that_run_sees(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(gpus, "TOPOLOGY", topology)
+    monkeypatch.setattr(samecurve.probe, "TOPOLOGY", topology)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
     assert [gpu.memory >> 30 for gpu in probe().devices] == [2, 4]
     home = tmp_path / "home"
@@ -220,7 +221,7 @@ def test_what_the_cards_do_during_a_run(
             file = tmp_path / "pci" / bus / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(f"{text}\n")
-    monkeypatch.setattr(gpus, "TOPOLOGY", topology)
+    monkeypatch.setattr(samecurve.probe, "TOPOLOGY", topology)
     monkeypatch.setattr(amd_load, "PCI", tmp_path / "pci")
     devices = [
         Device(kind="cuda", index=index, name="AMD Instinct MI300X", memory=1 << 37)

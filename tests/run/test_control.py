@@ -9,8 +9,9 @@ import pytest
 from commands import losses, running, samecurve, steps_written, until, write_config
 from samecurve.core.events import REQUESTS
 from samecurve.observe.journal import read_events
-from samecurve.run.directory import Run, control
-from samecurve.run.directory.control import ControlFile, Requests
+from samecurve.run.directory import Run
+from samecurve.run.directory import attempt as attempts
+from samecurve.run.directory.attempt import ControlFile, Requests
 
 
 def test_a_live_run_does_what_it_is_asked_for(tmp_path: Path, corpus: Path) -> None:
@@ -55,7 +56,7 @@ def test_saves_go_by_the_clock_and_take_one_percent_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(attempts, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     requests = Requests(ControlFile(Run(tmp_path), "attempt", save_seconds=600))
 
     def asks_at(second: float) -> bool:

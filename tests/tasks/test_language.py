@@ -15,8 +15,7 @@ from samecurve.core.weights import values
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
 from samecurve.tasks.language.corpus import prepare_corpora
-from samecurve.tasks.language.sections import LanguageData, LanguageModel
-from samecurve.tasks.language.shapes import model_facts
+from samecurve.tasks.language.sections import LanguageData, LanguageModel, model_facts
 from samecurve.tasks.language.torch_task import Decoder, TorchLanguage
 from samecurve.torch_engine.optimizers import hidden_matrices
 

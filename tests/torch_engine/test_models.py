@@ -19,8 +19,7 @@ from samecurve.errors import UserError
 from samecurve.features.norm_sync.batch_norm import synchronise_batch_norms
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.model_builder import FirstValues
 from samecurve.torch_engine.model.model_setup import cast_weights

@@ -142,8 +142,7 @@ def _bench_suite(
         run_suite,
         schedule_of,
     )
-    from samecurve.probe import probe
-    from samecurve.probe.gpus import find_gpus
+    from samecurve.probe import find_gpus, probe
 
     context = click.get_current_context()
     _check_suite_flags(context)

@@ -64,7 +64,7 @@ def _typed(arguments: Sequence[str]) -> Mapping[str, object]:
 
 def run_standalone(standalone: Standalone) -> None:
     """Run the script; it ends as `samecurve train` does, errors included."""
-    from samecurve.probe.gpus import find_gpus
+    from samecurve.probe import find_gpus
 
     gpus = len(find_gpus(os.environ).devices)
     words, note = standalone.command_line(sys.argv[1:], os.environ, gpus)
@@ -88,7 +88,7 @@ def on_all_gpus(arguments: Sequence[str], environment: Mapping[str, str], gpus: 
 
 def run_on_all_gpus() -> None:
     """Run train_multi_gpu.py; it ends as `samecurve train` does, errors included."""
-    from samecurve.probe.gpus import find_gpus
+    from samecurve.probe import find_gpus
 
     gpus = len(find_gpus(os.environ).devices)
     sys.argv = ["samecurve", *on_all_gpus(sys.argv[1:], os.environ, gpus)]

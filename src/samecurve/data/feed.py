@@ -36,8 +36,7 @@ from samecurve.core.protocols import (
     Staged,
     TrialRows,
 )
-from samecurve.data import unlike_rows
-from samecurve.data.rounds import (
+from samecurve.data import (
     HELD_OUT_SOURCE,
     TEST_SOURCE,
     TRAIN_SOURCE,
@@ -47,6 +46,7 @@ from samecurve.data.rounds import (
     Rounds,
     cut_rows,
     joined,
+    unlike_rows,
 )
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 from samecurve.probe import probe
@@ -33,6 +32,7 @@ from samecurve.report.blocks import (
 )
 from samecurve.report.blocks import Line as ChartLine
 from samecurve.run.describe import check_installed
+from samecurve.run.preconditions import check_before_facts
 from samecurve.tasks.preview.about import LeftOut
 from samecurve.tasks.preview.open_data import Preview, Split, preview
 from samecurve.tasks.preview.parts import Curves, Picture, Sample, Value

@@ -15,8 +15,7 @@ from samecurve.core.system import write_json
 from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError
 from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import ControlFile
+from samecurve.run.directory.attempt import Attempt, ControlFile
 from samecurve.worker import ENDED, LEAVES
 
 if TYPE_CHECKING:

@@ -35,8 +35,7 @@ from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.processes import how_ended, start
 from samecurve.processes.guard import OrphanGuard
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import STOP_SIGNAL, Requests, ask
+from samecurve.run.directory.attempt import STOP_SIGNAL, Attempt, Requests, ask
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun

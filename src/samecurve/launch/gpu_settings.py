@@ -5,7 +5,7 @@ once, when they start.
 from collections.abc import Mapping
 from importlib import metadata
 
-from samecurve.probe.gpus import AMD, NVIDIA
+from samecurve.core.planning.machine import AMD, NVIDIA
 
 # the names of one setting
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")

@@ -22,7 +22,7 @@ from samecurve.launch.monitors import Mirrored, mirrored, tracked, watched
 from samecurve.observe.console import View, make_view, show_journal
 from samecurve.processes import ForkServer
 from samecurve.run.directory import Run
-from samecurve.run.directory.control import STOP_SIGNAL, ask
+from samecurve.run.directory.attempt import STOP_SIGNAL, ask
 from samecurve.run.preconditions import remove_refused
 from samecurve.run.start_files import PreparedRun
 from samecurve.watch import HangLimit, have_met, num_waiting
@@ -267,7 +267,7 @@ def _environment(plan: Plan) -> Iterator[None]:
     added = {name: value for name, value in defaults.items() if name not in os.environ}
     if plan.layout.devices[0].kind == "cuda":
         from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
-        from samecurve.probe.gpus import find_gpus
+        from samecurve.probe import find_gpus
 
         wanted = gpu_settings(find_gpus(os.environ).vendor)
         added |= without_user_settings(wanted, os.environ)

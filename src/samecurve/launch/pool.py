@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
-from samecurve.probe.gpus import find_gpus
+from samecurve.probe import find_gpus
 from samecurve.processes import Call, fork_server, start
 from samecurve.worker.cublas import REPEATING_WORKSPACE
 

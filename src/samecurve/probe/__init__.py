@@ -7,12 +7,13 @@ import os
 import platform
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from samecurve.core.planning.machine import Machine
-from samecurve.probe.gpus import find_gpus
+from samecurve.core.planning.machine import AMD, NVIDIA, Device, Machine
+from samecurve.probe import nvidia
 
 MOUNTS = Path("/proc/self/mountinfo")
 _NETWORK = re.compile(
@@ -187,3 +188,30 @@ def network_note(place: Path, mounts: Path = MOUNTS) -> tuple[str, str] | None:
         "--save-dir on a local disk (with s3://BUCKET/NAME a copy is kept in a store); runs of"
         " several machines need a shared directory, and stay here",
     )
+
+
+TOPOLOGY = Path("/sys/class/kfd/kfd/topology")  # of the driver for AMD's GPUs
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The GPUs that this process may use."""
+
+    vendor: str  # '' without any
+    devices: tuple[Device, ...]
+    variable: str  # the environment variable that chooses among them
+
+
+def find_gpus(environment: Mapping[str, str]) -> Gpus:
+    """NVIDIA's GPUs, else AMD's, else none.
+
+    UserError: an environment variable names a GPU that isn't there.
+    """
+    if devices := nvidia.devices(environment):
+        return Gpus(NVIDIA, devices, nvidia.VISIBLE)
+    if TOPOLOGY.is_dir():
+        from samecurve.probe import amd
+
+        if devices := amd.devices(environment, TOPOLOGY):
+            return Gpus(AMD, devices, amd.hip_variable(environment))
+    return Gpus("", (), "")

@@ -10,9 +10,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from samecurve.core.planning.machine import UnfitEngine
+from samecurve.core.planning.machine import AMD, NVIDIA, UnfitEngine
 from samecurve.core.system.installation import installed_by_conda, pip_command
-from samecurve.probe.gpus import AMD, NVIDIA
 
 _PLATFORM = {NVIDIA: "CUDA", AMD: "ROCm"}
 _JAX_EXTRA = "cuda13"

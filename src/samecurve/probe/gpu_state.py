@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import psutil
 import pynvml
 
-from samecurve.probe import amd, gpus, nvidia
+from samecurve import probe
+from samecurve.core.planning.machine import AMD, NVIDIA
+from samecurve.probe import amd, nvidia
 from samecurve.probe.amd_sources import AmdGpu
 from samecurve.probe.nvidia import text, told
 
@@ -58,10 +60,10 @@ def gpu_states(vendor: str, environment: Mapping[str, str]) -> list[GpuState]:
 
     UserError: as find_gpus().
     """
-    if vendor == gpus.NVIDIA:
+    if vendor == NVIDIA:
         return _nvidia_states(environment)
-    if vendor == gpus.AMD:
-        return amd_states(amd.visible(environment, gpus.TOPOLOGY))
+    if vendor == AMD:
+        return amd_states(amd.visible(environment, probe.TOPOLOGY))
     return []
 
 

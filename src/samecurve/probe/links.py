@@ -8,7 +8,8 @@ from typing import Any
 
 import pynvml
 
-from samecurve.probe import amd, gpus, nvidia
+from samecurve import probe
+from samecurve.probe import amd, nvidia
 
 Links = dict[tuple[int, int], str]  # two indices of GPUs, in both orders -> the path between them
 
@@ -30,7 +31,7 @@ def find_links() -> Links:
     """
     handles = nvidia.handles(os.environ)
     try:
-        return _links_of(handles) if handles else amd.links(os.environ, gpus.TOPOLOGY)
+        return _links_of(handles) if handles else amd.links(os.environ, probe.TOPOLOGY)
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()

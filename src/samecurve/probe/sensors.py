@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import pynvml
 
+from samecurve import probe
 from samecurve.core.planning.machine import Device
-from samecurve.probe import gpus, nvidia
+from samecurve.probe import nvidia
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,10 +55,10 @@ class Sensors:
         self._cards: list[Path] = []  # of AMD's
         if devices[0].kind == "cuda":
             self._handles = nvidia.handles(os.environ)
-            if not self._handles and gpus.TOPOLOGY.is_dir():
+            if not self._handles and probe.TOPOLOGY.is_dir():
                 from samecurve.probe import amd_load
 
-                self._cards = amd_load.find_cards(os.environ, gpus.TOPOLOGY)
+                self._cards = amd_load.find_cards(os.environ, probe.TOPOLOGY)
         self._readings: dict[int, _LastReading] = {}  # by process id
         psutil.cpu_percent()  # the first answer means nothing
 

@@ -1,4 +1,5 @@
-"""Preconditions of a run: a writable directory, room on the disk, a free port, trackers.
+"""Preconditions of a run: a config that this machine can do, whatever the model and the data; a
+writable directory, room on the disk, a free port, trackers.
 
 UserError: one of them is not met.
 """
@@ -13,15 +14,26 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from samecurve.checkpoint import MANIFEST
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.config.sections import Config, Track
+from samecurve.core.planning.batch import choose_batch
+from samecurve.core.planning.capacity import Capacity
+from samecurve.core.planning.compute import (
+    check_precision,
+    check_threads,
+    choose_precision,
+)
 from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.optimizer import itemsize, optimizer_state
+from samecurve.core.planning.layout import Fit, Layout, choose_layout, choose_strategy
+from samecurve.core.planning.machine import Machine, choose_devices
+from samecurve.core.planning.optimizer import check_engine_has, itemsize, optimizer_state
 from samecurve.core.planning.plan import Plan
+from samecurve.core.planning.schedule import check_steps, choose_peak
 from samecurve.core.system import read_file_bytes
-from samecurve.errors import UserError
+from samecurve.errors import Refusals, UserError
 from samecurve.run.directory import (
     SCRATCH,
     SUBMITTED,
@@ -33,6 +45,10 @@ from samecurve.run.directory import (
 )
 from samecurve.tasks.user_class import SOURCE_INDEX, SOURCES, TASK_PICKLE
 from samecurve.units import show_bytes
+
+if TYPE_CHECKING:  # imported by runs that ask for the same bits
+    from samecurve.core.planning.same_bits import SameBits
+
 
 # files that the first rank has open at least, and more of them for each rank: counted with Gloo
 _FILES, _FILES_OF_RANK = 24, 2
@@ -275,3 +291,66 @@ def trackers_wanted(track: Track) -> list[str]:
         "trackio": track.trackio,
     }
     return [name for name, is_wanted in names.items() if is_wanted]
+
+
+def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:
+    """Refuse what no model and no data could make right, before either is looked at.
+
+    Returns the layout that the run has if its model fits on one device, and the plan takes no more
+    CPU ranks. What stands in the way of bits that nobody asks for is no refusal.
+
+    can_measure: speeds of devices are measured before the run, where the config asks for them
+
+    UserError: what the config asks for cannot be done on this machine; all that is known of it.
+    """
+    train, refusals = config.train, Refusals()
+    layout, same_bits = None, None
+    if train.asks_same_bits:
+        from samecurve.core.planning.exact import as_asked
+
+        same_bits = as_asked(config, machine, None)
+    with refusals.collected():
+        layout = _layout_before_facts(config, machine, refusals, same_bits=same_bits)
+    refusals.collect(check_steps, train.steps)
+    refusals.collect(check_engine_has, config.optimizer, config.engine)
+    for row in config.named_features:
+        refusals.collect(row.load().check, config, layout)
+        if not can_measure:
+            refusals.collect(row.load().check_unmeasured, config, layout)
+    if same_bits:
+        features = [row.load() for row in config.named_features]
+        refusals.collect(same_bits.check_features, features)
+    refusals.raise_any()
+    assert layout is not None, "else it was refused"
+    return layout
+
+
+def _layout_before_facts(
+    config: Config, machine: Machine, refusals: Refusals, *, same_bits: "SameBits | None"
+) -> Layout:
+    """The layout, with what follows from it. refusals: takes those that don't hinder each other."""
+    engine, train = config.engine, config.train
+    devices = choose_devices(config.devices, engine, machine).value
+    precision = choose_precision(train, engine, devices).value
+    strategy = choose_strategy(
+        config.devices, engine, devices, fits=lambda _spec, _shards: Fit(True)
+    )
+    layout = choose_layout(
+        config.devices,
+        strategy,
+        devices,
+        machine,
+        syncs_norms=False,
+        fixed_microbatches=same_bits is not None,
+    ).value
+    with refusals.collected():
+        if same_bits is None:
+            split = choose_batch(config.batch, None, Capacity(), layout.num_devices).value
+        else:
+            refusals.collect(same_bits.check_layout, layout)
+            split = same_bits.split(layout.num_devices, layout.interleaved).value
+        size = split.global_batch_size
+        choose_peak(config.schedule, config.optimizer.lr, config.batch, size)
+    refusals.collect(check_threads, config.devices, layout)
+    refusals.collect(check_precision, precision, layout)
+    return layout

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
-from samecurve.core.planning.before_facts import check_before_facts
 from samecurve.core.planning.facts import Facts, Measure
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.machine import Machine, has_open_ranks
@@ -23,6 +22,7 @@ from samecurve.processes import ForkServer
 from samecurve.run.describe import describe
 from samecurve.run.directory import Lock, Run, unwritable
 from samecurve.run.preconditions import (
+    check_before_facts,
     check_open_files,
     check_port,
     check_room,

@@ -4,8 +4,8 @@ A task is a class without a base class. model(), loss() and train_data() are req
 with batch_loss() may take the place of loss()), and the rest of MEMBERS is optional. docs/tasks.md
 shows their use. tasks/adapter fills in what a class leaves out, and checks what its methods return.
 
-TaskMethods holds the members of one object, looked up once, when the task is opened. tasks/entry.py
-asks the class, before there is an object, for Model, Data, data_stamp, other_data, plain_data and
+TaskMethods holds the members of one object, looked up once, when the task is opened. TaskEntry asks
+the class, before there is an object, for Model, Data, data_stamp, other_data, plain_data and
 first_weights.
 """
 

@@ -21,7 +21,7 @@ from samecurve.core.strategies import STRATEGY_NAMES
 from samecurve.core.system import regular_only
 from samecurve.observe.journal import event_of
 from samecurve.run.directory import Run, is_live
-from samecurve.run.directory.control import ask
+from samecurve.run.directory.attempt import ask
 from samecurve.tasks.user_class import Place, is_pickled, place_of
 from samecurve.tasks.user_class.kept_source import read_kept_source
 from samecurve.tasks.user_class.pickled_class import is_remembered

@@ -14,7 +14,7 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _COLLECTIVE_FILES = (
     "torch/distributed/",
     "samecurve/torch_engine/process_group.py",
-    "samecurve/torch_engine/strategies/reducers/tree_exchange.py",
+    "samecurve/torch_engine/strategies/reducers/tree.py",
     "multihost_utils.py",
 )
 _LIBRARY_FILES = (

@@ -18,8 +18,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank, Record, Task
 from samecurve.observe.journal import Journal
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import Tasks
 from samecurve.worker import is_first
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from samecurve.core.events import Event
 from samecurve.core.protocols import Engine, Heartbeat, Part, Record
-from samecurve.run.directory.control import ControlFile, Requests, ask
+from samecurve.run.directory.attempt import ControlFile, Requests, ask
 from samecurve.units import counted, show_seconds
 from samecurve.worker.context import RankContext
 

@@ -34,8 +34,15 @@ from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding
 from samecurve.observe.journal import Heartbeat, Journal
 from samecurve.run.directory import Run
-from samecurve.run.directory.attempt import Attempt, StartupClock, log_to, machine_load
-from samecurve.run.directory.control import STOP_SIGNAL, ControlFile, Requests
+from samecurve.run.directory.attempt import (
+    STOP_SIGNAL,
+    Attempt,
+    ControlFile,
+    Requests,
+    StartupClock,
+    log_to,
+    machine_load,
+)
 from samecurve.tasks import open_task
 from samecurve.watch import announce, answering, meeting
 from samecurve.worker import rank_from

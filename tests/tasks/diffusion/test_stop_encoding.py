@@ -16,7 +16,7 @@ pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 from commands import samecurve, started, until
 from samecurve.observe.journal import read_events
-from samecurve.run.directory.control import STOP_SIGNAL
+from samecurve.run.directory.attempt import STOP_SIGNAL
 from samecurve.watch import live_ranks
 
 SIDE, PICTURES = 64, 400  # all of them take some seconds

@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # `samecurve run` asks what devices there are, and imports no
     from samecurve.core.config.sections import Config, Devices
 
 Kind = Literal["cpu", "cuda"]
+NVIDIA, AMD = "NVIDIA", "AMD"  # vendors of GPUs
 # NVIDIA's first GPUs with it: CUDA C++ programming guide, "Compute Capabilities"
 _LEAST_CAPABILITY = {"bf16": (8, 0), "float8": (8, 9)}
 MOST_CPU_RANKS = 256

@@ -16,7 +16,7 @@ import psutil
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.core.planning.machine import Machine
+from samecurve.core.planning.machine import AMD, NVIDIA, Machine
 from samecurve.core.strategies import strategies_of
 from samecurve.core.system import write_json
 from samecurve.core.system.installation import checkout
@@ -35,7 +35,6 @@ from samecurve.experiments.layouts import Layout, bench_layouts, parse_strategie
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool
 from samecurve.observe.journal import read_events
-from samecurve.probe.gpus import AMD, NVIDIA
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import surroundings

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.planning.machine import Device
+from samecurve.core.planning.machine import NVIDIA, Device
 from samecurve.errors import UserError
 from samecurve.experiments.check import Check, failed, passed, warned
+from samecurve.probe import Gpus, find_gpus
 from samecurve.probe.gpu_state import GpuState, driver_fault, gpu_states, visibility_variables
-from samecurve.probe.gpus import NVIDIA, Gpus, find_gpus
 from samecurve.units import counted, join_words, show_bytes, some
 
 _MOST_SHOWN = 4  # processes of a GPU

@@ -8,12 +8,12 @@ from importlib import metadata
 from typing import Any
 
 import samecurve
-from samecurve.core.planning.machine import Device
+from samecurve.core.planning.machine import NVIDIA, Device
 from samecurve.core.system.installation import install_command
 from samecurve.experiments.check import Check, failed, passed, warned
+from samecurve.probe import Gpus
 from samecurve.probe.engines import unfit_engines
 from samecurve.probe.gpu_state import cuda_of_driver
-from samecurve.probe.gpus import NVIDIA, Gpus
 from samecurve.units import join_words
 
 _NEWEST_TRIED = (3, 13)

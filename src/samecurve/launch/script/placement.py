@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from samecurve.core.planning.machine import Device
 from samecurve.errors import UserError
 from samecurve.launch.gpu_settings import gpu_settings, user_settings, without_user_settings
-from samecurve.probe import cpu_cores, nvidia
-from samecurve.probe.gpus import Gpus, find_gpus
+from samecurve.probe import Gpus, cpu_cores, find_gpus, nvidia
 from samecurve.units import counted, show_bytes
 from samecurve.worker import local_environment
 

@@ -15,7 +15,7 @@ from samecurve.launch.script.output import say
 from samecurve.launch.script.placement import Placement, lay_out, refuse_nested, settings
 from samecurve.launch.script.requirements import find_module, find_script, read_source
 from samecurve.launch.script.script_attempt import Request, Script, ScriptAttempt
-from samecurve.probe.gpus import find_gpus
+from samecurve.probe import find_gpus
 from samecurve.processes.guard import OrphanGuard
 from samecurve.run.directory.run_names import free_name
 from samecurve.units import counted, show_seconds

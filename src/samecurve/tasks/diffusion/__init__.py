@@ -1,7 +1,7 @@
 """Models that make pictures: diffusers' pipelines from files, or new models of pixels."""
 
+from samecurve.tasks import TaskEntry
 from samecurve.tasks.diffusion.sections import DiffusionData, DiffusionModel
-from samecurve.tasks.entry import TaskEntry
 
 ENTRY = TaskEntry(
     classes={"torch": "samecurve.tasks.diffusion.torch_task:TorchDiffusion"},

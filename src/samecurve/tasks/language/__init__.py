@@ -1,6 +1,6 @@
 """A decoder that learns to continue text."""
 
-from samecurve.tasks.entry import TaskEntry
+from samecurve.tasks import TaskEntry
 from samecurve.tasks.language.sections import LanguageData, LanguageModel
 
 ENTRY = TaskEntry(

@@ -22,8 +22,13 @@ from samecurve.tasks.language.corpus import (
     prepare_corpora,
     stamp_corpus,
 )
-from samecurve.tasks.language.sections import LanguageData, LanguageModel, other_data
-from samecurve.tasks.language.shapes import initial, model_facts
+from samecurve.tasks.language.sections import (
+    LanguageData,
+    LanguageModel,
+    initial,
+    model_facts,
+    other_data,
+)
 from samecurve.tasks.text.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
 
 if TYPE_CHECKING:  # a run does not show its data

@@ -1,6 +1,6 @@
 """Classifiers of sensor windows: activities from accelerometer and gyroscope, and their like."""
 
-from samecurve.tasks.entry import TaskEntry
+from samecurve.tasks import TaskEntry
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
 
 ENTRY = TaskEntry(

@@ -11,7 +11,7 @@ from typing import Any
 from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile
 from samecurve.core.protocols import Batch, Engine
 from samecurve.core.system.cache import cache_home
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Requests
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.jobs.train_job import Unsaved

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from samecurve.core.system.cache import cache_home
-from samecurve.run.directory.control import Requests
+from samecurve.run.directory.attempt import Requests
 from samecurve.tasks import open_task
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm

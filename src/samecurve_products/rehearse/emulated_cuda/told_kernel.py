@@ -41,7 +41,7 @@ def looks(environment: Mapping[str, str]) -> dict[str, Look]:
 
         module.read_card = read_card  # type: ignore[attr-defined]
 
-    return {"samecurve.probe.gpus": give_topology, "samecurve.probe.amd_load": give_reader}
+    return {"samecurve.probe": give_topology, "samecurve.probe.amd_load": give_reader}
 
 
 def _topology(machine: gpus.Machine) -> Path:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from samecurve.core.determinism.microbatches import Node, TreeSum
 from samecurve.torch_engine.process_group import Comm
-from samecurve.torch_engine.strategies.reducers.tree_exchange import NodesByRank, send_nodes
+from samecurve.torch_engine.strategies.reducers.tree import NodesByRank, send_nodes
 
 
 class FlatTree:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from samecurve.core.determinism.microbatches import Node, TreeSum
-from samecurve.torch_engine.strategies.reducers.tree import add_gradients
-from samecurve.torch_engine.strategies.reducers.tree_exchange import NodesByRank, send_nodes
+from samecurve.torch_engine.strategies.reducers.tree import NodesByRank, add_gradients, send_nodes
 from samecurve.torch_engine.strategies.sharded.exchange import FlatTree
 from samecurve.torch_engine.strategies.sharded.gathers import Key, late_gradient
 from samecurve.torch_engine.strategies.sharded.group import Gradients, WeightGroup

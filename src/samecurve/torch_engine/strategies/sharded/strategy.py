@@ -26,7 +26,7 @@ from samecurve.torch_engine.optimizers import OptimizerParam
 from samecurve.torch_engine.process_group import Comm, end_group
 from samecurve.torch_engine.strategies import Materialize, Strategy
 from samecurve.torch_engine.strategies.reducers.buckets import note_gradient
-from samecurve.torch_engine.strategies.reducers.tree_exchange import (
+from samecurve.torch_engine.strategies.reducers.tree import (
     NodesByRank,
     without_negative_zeros,
 )
