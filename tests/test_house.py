@@ -29,7 +29,6 @@ MEMBERS_OF_A_TASK = 30  # beside those of features, and those for weights of oth
 KERNEL = ("core", "run", "launch", "worker", "torch_engine", "jax_engine")
 # names of features that the kernel has, in so many files, and why
 NAMED = {
-    "guard": (5, "the guard of orphans, a process of launch"),
     "after_step": (4, "what a user is told to write, and where weights may change"),
     "balance": (5, "remedies and warnings that name its flag; a loss's balance"),
     "compile": (1, "the key that a refused program comes from"),

@@ -33,7 +33,7 @@ from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
 from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.processes import how_ended, start
-from samecurve.processes.guard import OrphanGuard
+from samecurve.processes.orphan_guard import OrphanGuard
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import STOP_SIGNAL, Attempt, Requests, ask
 from samecurve.run.preconditions import remove_refused
@@ -262,10 +262,10 @@ def _run_child(attempt: Attempt, rank: Rank) -> tuple[int, Sequence[int]]:
     for a stop.
     """
     run = Run(Path(attempt.run))
-    with OrphanGuard() as guard:
+    with OrphanGuard() as orphans:
         group = RankGroup(
             [partial(start, rank_call(attempt))],
-            guard=guard,
+            orphans=orphans,
             read_report=lambda _: read_report(run, rank.index),
         )
 

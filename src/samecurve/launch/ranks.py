@@ -10,7 +10,7 @@ from samecurve.launch.script.placement import hold_port
 from samecurve.launch.supervisor import GroupEnd, RankGroup, RankReport
 from samecurve.probe import oom_kills, oom_kills_since
 from samecurve.processes import Call, ForkServer, child_environment, start
-from samecurve.processes.guard import OrphanGuard
+from samecurve.processes.orphan_guard import OrphanGuard
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.run.start_files import PreparedRun
@@ -52,10 +52,10 @@ def train_by_ranks(
         group.kill()
 
     try:
-        with OrphanGuard() as guard, hold_port(port) as held_port:
+        with OrphanGuard() as orphans, hold_port(port) as held_port:
             calls = _rank_calls(prepared.attempt, world_size, held_port)
             starts = [partial(start, call, server=server) for call in calls]
-            group = RankGroup(starts, guard=guard, read_report=partial(read_report, run))
+            group = RankGroup(starts, orphans=orphans, read_report=partial(read_report, run))
             try:
                 group.start()
                 group.watch([look])

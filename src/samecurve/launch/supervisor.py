@@ -6,9 +6,9 @@ SIGKILL.)
 
 Each rank leads a session and process group of its own, so that killing the group also kills the
 rank's children, such as data workers. Nothing outlives the launcher: the system ends a rank with it
-(processes/__init__.py, launch/script/bootstrap.py), and the guard (processes/orphan_guard.py) kills
-what the rank has started. A rank has failed when its exit code is not 0, or when it reports that it
-will fail: a rank that hangs in its exit is not waited for.
+(processes/__init__.py, launch/script/bootstrap.py), and processes/orphan_guard.py kills what the
+rank has started. A rank has failed when its exit code is not 0, or when it reports that it will
+fail: a rank that hangs in its exit is not waited for.
 """
 
 import os
@@ -24,7 +24,7 @@ import psutil
 
 from samecurve.launch.script.output import Outputs
 from samecurve.processes import Files, Process, signal_group
-from samecurve.processes.guard import OrphanGuard
+from samecurve.processes.orphan_guard import OrphanGuard
 
 _TICK = 0.05  # seconds between two looks
 # seconds, and the signal sent then. After the first failure the ranks have time for their last
@@ -65,7 +65,7 @@ class RankGroup:
         self,
         commands: Sequence[RankStart],
         *,
-        guard: OrphanGuard,
+        orphans: OrphanGuard,
         read_report: Callable[[int], RankReport | None],
         outputs: Outputs | None = None,
     ) -> None:
@@ -75,7 +75,7 @@ class RankGroup:
         outputs: takes what the ranks print, and the first rank reads what is typed; None: the ranks
             write their own logs.
         """
-        self._commands, self._guard, self._read_report = commands, guard, read_report
+        self._commands, self._orphans, self._read_report = commands, orphans, read_report
         self._outputs = outputs
         self.stopped_by: int | None = None  # the signal that stop() passed on
         self._processes: list[Process] = []  # by rank
@@ -92,7 +92,7 @@ class RankGroup:
             is_typed_to = self._outputs is not None and not self._processes
             pipe = PIPE if self._outputs else None
             process = command(stdin=None if is_typed_to else DEVNULL, stdout=pipe, stderr=pipe)
-            self._guard.add(process.pid)
+            self._orphans.add(process.pid)
             self._processes.append(process)
             if self._outputs:
                 assert process.stdout is not None
@@ -194,7 +194,7 @@ class RankGroup:
             if rank in left or rank not in self._ended:
                 signal_group(process.pid)
             process.wait()
-            self._guard.remove(process.pid)
+            self._orphans.remove(process.pid)
         return left
 
     def _groups_alive(self) -> list[int]:

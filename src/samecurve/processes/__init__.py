@@ -2,7 +2,7 @@
 
 start() starts a function of ours (a Call), start_program() any program, and output_of() runs a
 program to its end. A ForkServer forks calls from a process that has imported what they need
-(server.py). guard.py kills process groups when this process is gone.
+(server.py). orphan_guard.py kills process groups when this process is gone.
 
 A child of Python finds modules where the command `samecurve` finds them: on PYTHONPATH and where
 packages are installed. It never searches the working directory, which may be a run that somebody

@@ -28,7 +28,7 @@ from samecurve.launch.supervisor import (
 )
 from samecurve.probe import nvidia, oom_kills, oom_kills_since
 from samecurve.processes import python_bootstrap, start_program
-from samecurve.processes.guard import OrphanGuard
+from samecurve.processes.orphan_guard import OrphanGuard
 from samecurve.units import counted, show_seconds
 from samecurve.watch import HangLimit, clear_hang_files
 from samecurve.watch.hang_watch import HangWatch
@@ -116,14 +116,14 @@ class ScriptAttempt:
         self._oom_kills = oom_kills()
         self.stopped_by: int | None = None
 
-    def run(self, guard: OrphanGuard) -> SamecurveError | None:
+    def run(self, orphans: OrphanGuard) -> SamecurveError | None:
         """Run the ranks. Returns why they failed; None: they did not fail, or were stopped."""
         clear_hang_files(self._script.logs)
         for rank in range(self._processes):
             self._script.report_path(rank).unlink(missing_ok=True)
         outputs = Outputs(self._script.logs, self._request.output, self._processes)
         with hold_port() as port:
-            group = self._group(guard, outputs, port)
+            group = self._group(orphans, outputs, port)
             notices = Notices(
                 self._processes,
                 port=port,
@@ -154,7 +154,7 @@ class ScriptAttempt:
             notices.ended([self._script.report(rank) for rank in range(self._processes)])
         return None
 
-    def _group(self, guard: OrphanGuard, outputs: Outputs, port: int) -> RankGroup:
+    def _group(self, orphans: OrphanGuard, outputs: Outputs, port: int) -> RankGroup:
         environments = rank_environments(
             self._processes,
             port,
@@ -163,7 +163,7 @@ class ScriptAttempt:
         )
         return RankGroup(
             [self._script.rank_start(environment) for environment in environments],
-            guard=guard,
+            orphans=orphans,
             read_report=self._script.read_report,
             outputs=outputs,
         )

@@ -16,7 +16,7 @@ from samecurve.launch.script.placement import Placement, lay_out, refuse_nested,
 from samecurve.launch.script.requirements import find_module, find_script, read_source
 from samecurve.launch.script.script_attempt import Request, Script, ScriptAttempt
 from samecurve.probe import find_gpus
-from samecurve.processes.guard import OrphanGuard
+from samecurve.processes.orphan_guard import OrphanGuard
 from samecurve.run.directory.run_names import free_name
 from samecurve.units import counted, show_seconds
 
@@ -39,10 +39,10 @@ def run(request: Request) -> int:
     _announce(placement, logs, added=added, kept=kept, local_rank_option=local_rank_option)
     script = Script(request, placement, logs, {**os.environ, **added}, local_rank_option)
     began = time.monotonic()
-    with OrphanGuard() as guard, keeping(f"logs {logs}"):
+    with OrphanGuard() as orphans, keeping(f"logs {logs}"):
         for number in range(request.max_restarts + 1):
             attempt = ScriptAttempt(script, number)
-            failure = attempt.run(guard)
+            failure = attempt.run(orphans)
             if attempt.stopped_by:
                 say("stop", f"by {signal.Signals(attempt.stopped_by).name}; logs {logs}")
                 return 128 + attempt.stopped_by
