@@ -24,7 +24,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Engine, Task
 from samecurve.data.feed import Feed
-from samecurve.observe.journal import Heartbeat, Journal
+from samecurve.observe import Heartbeat, Journal
 from samecurve.probe import cpu_name, probe
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import ControlFile

@@ -42,7 +42,7 @@ from samecurve.errors import RunError, SamecurveError
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
 from samecurve.experiments.verify.verdicts import TOLERANCE
 from samecurve.launch.pool import Pool, pool
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.observe.text_table import Column, table_text
 from samecurve.probe import probe
 from samecurve.run.directory.attempt import Attempt

@@ -43,7 +43,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.protocols import Rank
 from samecurve.data.feed import Feed
 from samecurve.launch.rank_agreement import check_ranks_agree, report_config
-from samecurve.observe.journal import Heartbeat
+from samecurve.observe import Heartbeat
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.strategies.sharded.order import GatherOrder

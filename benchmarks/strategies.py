@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.page import publish
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.probe import cpu_name, probe
 
 STEPS, SKIPPED, ALTERNATIONS = 30, 8, 3

@@ -11,7 +11,7 @@ from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.tasks import Tasks, open_task

@@ -18,7 +18,7 @@ import pytest
 from samecurve.checkpoint.format import load
 from samecurve.checkpoint.store import newest
 from samecurve.cli.main import main
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from warm_commands import Live, template
 
 # of a rank that was forked, or started by itself

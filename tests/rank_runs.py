@@ -6,7 +6,7 @@ from typing import Any
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Activity, Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.journal import read_beat, read_events
+from samecurve.observe import read_beat, read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import open_task

@@ -21,7 +21,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.experiments.balance import measure_speeds
 from samecurve.features.balance import with_even_balance
 from samecurve.features.balance.uneven_split import microbatch_seconds, predict_step_seconds
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options

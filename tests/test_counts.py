@@ -15,8 +15,8 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
+from samecurve.observe import line_of, read_events
 from samecurve.observe.event_lines import console_lines
-from samecurve.observe.journal import line_of, read_events
 from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import check_picture, keep_pictures, pictures, png
 from samecurve.report.evaluation_blocks import evaluations

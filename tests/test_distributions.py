@@ -16,8 +16,7 @@ import yaml
 
 import samecurve
 from distributions import faults_of
-from samecurve import checkpoint
-from samecurve.observe import journal
+from samecurve import checkpoint, observe
 from wheel_trial import try_wheel
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +62,7 @@ def test_versions_are_one() -> None:
     assert shown == {
         "the program": samecurve.__version__,
         "the config": "1",
-        "the journal": str(journal.VERSION),
+        "the journal": str(observe.VERSION),
         "the checkpoint": str(checkpoint.VERSION),
         "`plan.json`": "1",
     }

@@ -19,8 +19,8 @@ from samecurve.core.protocols import Counters
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.features.early_stop import EarlyStopRule
 from samecurve.features.early_stop.loop_hooks import count_waiting
+from samecurve.observe import read_events
 from samecurve.observe.event_lines import console_lines
-from samecurve.observe.journal import read_events
 from samecurve.run.weights.opened_checkpoint import Weights
 from tiny import (
     MACHINE,

@@ -25,7 +25,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.experiments.compare.compare_runs import compare, describe_comparison
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine

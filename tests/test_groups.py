@@ -13,7 +13,7 @@ import torch
 from commands import refused, samecurve
 from samecurve.core.planning.planner import plan
 from samecurve.core.weights import values as initial_values
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from tiny import MACHINE, Outcome, TinyRun, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool
 

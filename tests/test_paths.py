@@ -11,8 +11,8 @@ from samecurve.cli.main import VERB_ENTRY_POINTS
 from samecurve.core.events import ACTIVITIES
 from samecurve.launch import ranks
 from samecurve.launch.script import bootstrap, script_attempt
-from samecurve.observe.journal import read_beat
-from samecurve.processes import guard
+from samecurve.observe import read_beat
+from samecurve.processes import orphan_guard
 from samecurve.run.directory.attempt import Attempt
 from samecurve.watch import flight_recorder, hang_watch
 from samecurve.worker import data_workers, rank_main
@@ -64,7 +64,7 @@ def test_processes_are_started_from_where_their_files_lie() -> None:
     """What the hang watch takes for a data worker, a rank's command, files run by their path."""
     assert data_workers.__name__ == hang_watch.DATA_WORKERS
     assert rank_main.__name__ in ranks.rank_call(Attempt("name", "run")).command
-    assert Path(guard.__file__).with_name("orphan_guard.py").is_file()
+    assert Path(orphan_guard.__file__).is_file()
     assert Path(str(bootstrap.__file__)) == script_attempt.BOOTSTRAP
     assert Path(bootstrap.PACKAGE) == PACKAGE
     assert Path(str(flight_recorder.__file__)) == Path(bootstrap.PACKAGE, bootstrap.RECORDER)

@@ -11,7 +11,7 @@ import pytest
 from commands import samecurve
 from replica_runs import Flip, train_flipped
 from samecurve.core.strategies import STRATEGIES
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from tiny import Outcome, TinyRun, tiny_values
 from worlds import Pool
 

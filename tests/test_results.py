@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from samecurve.core.events import Event
+from samecurve.observe import read_events
 from samecurve.observe.event_lines import console_lines
-from samecurve.observe.journal import read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.results_file import write_results
 from tiny import Outcome, TinyRun, config_of, tiny_values, train_tiny, with_test_data

@@ -12,7 +12,7 @@ from commands import samecurve
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import FAULTY_DEVICE, START_AGAIN
 from samecurve.features.guard import choose
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from sentinel_runs import NAME, Flip, train_with_flip
 from tiny import Outcome, TinyRun, tiny_values
 from worlds import Pool

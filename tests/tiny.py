@@ -16,8 +16,8 @@ from samecurve.checkpoint.format import load
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load as load_config
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import Metric
 from samecurve.core.events import Event
 from samecurve.core.planning.facts import Facts
@@ -27,7 +27,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Arrays, Engine, MicroBatch, Rank, Round, Sample, Source
 from samecurve.data import IGNORED
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import Tasks

@@ -8,7 +8,7 @@ from PIL import Image
 from samecurve.core.config.document import dump
 from samecurve.core.events import Event
 from samecurve.core.planning.planner import plan
-from samecurve.observe.journal import append_event
+from samecurve.observe import append_event
 from tiny import MACHINE, config_of, ragged_task, tiny_values
 
 LOSSES = np.random.default_rng(0).normal(3, 1, 100)

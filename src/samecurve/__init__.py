@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from samecurve.api import verify as verify
     from samecurve.core.config import Section as Section
     from samecurve.core.config.sections import DataSection as DataSection
-    from samecurve.core.determinism.mean import Mean as Mean
+    from samecurve.core.determinism import Mean as Mean
     from samecurve.core.determinism.sample_keys import sample_rng as sample_rng
     from samecurve.core.protocols import Initial as Initial
     from samecurve.core.sample_numbers import rng as rng
@@ -47,7 +47,7 @@ __all__ = [
 _ROOMS = {
     "DataSection": "samecurve.core.config.sections",
     "Initial": "samecurve.core.protocols",
-    "Mean": "samecurve.core.determinism.mean",
+    "Mean": "samecurve.core.determinism",
     "Section": "samecurve.core.config",
     "Shards": "samecurve.data.shards.source",
     "TaskEntry": "samecurve.tasks",

@@ -14,7 +14,7 @@ from planted import Plant
 
 from samecurve.core.events import Beat
 from samecurve.errors import START_AGAIN
-from samecurve.observe.journal import read_beat
+from samecurve.observe import read_beat
 
 _PHASES = ("start", "step", "save", "evaluate")
 

@@ -22,7 +22,7 @@ from commands import command, losses
 from samecurve.checkpoint.format import load
 from samecurve.checkpoint.store import checkpoints, newest
 from samecurve.core.events import Event
-from samecurve.observe.journal import event_of
+from samecurve.observe import event_of
 from samecurve.run.directory import Run
 
 HERE = Path(__file__).parent

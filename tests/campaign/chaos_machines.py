@@ -15,7 +15,7 @@ from chaos_jobs import HERE, SAVE, ChaosError, Job, Lab, Outcome, require
 
 from machines import Machine, machines, run
 from samecurve.errors import START_AGAIN
-from samecurve.observe.journal import read_beat
+from samecurve.observe import read_beat
 
 _PORT = 29500
 _WAIT = 120.0  # seconds in which two machines have met and train

@@ -186,7 +186,7 @@ class Plants:
         self._wrap_journal()
 
     def _wrap_heartbeat(self) -> None:
-        from samecurve.observe.journal import Heartbeat
+        from samecurve.observe import Heartbeat
 
         beat = Heartbeat.__call__
 
@@ -270,7 +270,7 @@ class Plants:
             _save_in_place()
 
     def _wrap_journal(self) -> None:
-        from samecurve.observe.journal import Journal
+        from samecurve.observe import Journal
 
         flush = Journal.flush
 

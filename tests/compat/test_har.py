@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commands import samecurve
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "main_multi_gpu.py"
 FLAGS = shlex.split(

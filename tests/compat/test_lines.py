@@ -18,7 +18,7 @@ import pytest
 import nvml
 from commands import losses, refused, samecurve
 from samecurve.cli.main import main
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 ROOT = Path(__file__).parents[2]
 RUN_ONLY = {

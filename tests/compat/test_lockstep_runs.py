@@ -13,7 +13,7 @@ import pytest
 
 from commands import losses, samecurve
 from samecurve.errors import UserError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.observe.tensorboard import TensorBoard
 from samecurve.tasks.user_class import Place
 from samecurve.tasks.user_class.load_class import load_class

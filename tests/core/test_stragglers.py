@@ -9,11 +9,11 @@ from unittest.mock import patch
 
 import pytest
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.protocols import Arrays
 from samecurve.data import TokenWindows
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.jobs.train_job import rehearse
 from starts import start, values

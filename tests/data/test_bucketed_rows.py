@@ -13,7 +13,7 @@ from commands import samecurve
 from one_curve import check_one_curve
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import open_task
 from tiny import config_of
 from worlds import Pool

@@ -16,7 +16,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.planner import plan
 from samecurve.diagnose.memory import explain_out_of_memory
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import Tasks
 
 LARGE = """\

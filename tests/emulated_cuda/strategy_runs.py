@@ -22,7 +22,7 @@ from samecurve.core.protocols import Engine
 from samecurve.errors import UserError
 from samecurve.experiments.scratch import make_run, run_on_ranks
 from samecurve.launch.pool import JobFailedError, Pool, pool
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.probe import probe
 from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import Tasks, open_task

@@ -9,7 +9,7 @@ import pytest
 from emulated import only_emulated
 
 from commands import command
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve_products.rehearse.emulated_cuda.device_faults import (
     ASSERTION,
     ECC,

@@ -11,7 +11,7 @@ import pytest
 from emulated import only_emulated
 
 from commands import command, samecurve, write_config
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve_products.rehearse.emulated_cuda.machine import Emulation
 from samecurve_products.rehearse.emulated_cuda.report import read
 

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.run.directory import Run
 from samecurve.tasks.language.torch_task import TorchLanguage

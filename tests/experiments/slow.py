@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data import TokenWindows
 from samecurve.errors import RunError

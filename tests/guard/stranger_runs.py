@@ -11,7 +11,7 @@ from rank_runs import train_on_ranks
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.launch.pool import JobFailedError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import open_task
 from tiny import MACHINE, config_of

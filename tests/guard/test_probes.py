@@ -16,7 +16,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.planner import plan
 from samecurve.features.guard import SentinelRule, is_due, is_probed, next_probe
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import Tasks, open_task
 from tiny import MACHINE
 from worlds import JobFailedError, Pool

@@ -19,7 +19,7 @@ from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
 from samecurve.launch.pool import JobFailedError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import open_task
 from starts import start, train
 from tiny import MACHINE, tiny_values

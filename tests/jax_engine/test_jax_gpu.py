@@ -11,7 +11,7 @@ import pytest
 from test_engine import EXAMPLES, small
 
 from commands import samecurve, write_config
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.probe import probe
 from worlds import Pool
 

@@ -10,7 +10,7 @@ import pytest
 
 from commands import command, ranks_of, steps_written, until, write_config
 from samecurve.checkpoint.store import checkpoints
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 
 def names_of(pids: list[int]) -> list[str]:

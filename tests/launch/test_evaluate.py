@@ -9,7 +9,7 @@ import pytest
 from commands import refused, samecurve, write_config
 from samecurve.checkpoint.store import checkpoints, prune
 from samecurve.core.config import MetricGoal
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.weights.opened_checkpoint import held
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.observe.journal import read_beat, read_events
+from samecurve.observe import read_beat, read_events
 from samecurve.watch import HangLimit
 from samecurve.watch.hang_watch import HangWatch
 
@@ -16,7 +16,7 @@ FLOOR = 0.5  # seconds
 RANK = """
 import sys, time
 from pathlib import Path
-from samecurve.observe.journal import Heartbeat
+from samecurve.observe import Heartbeat
 from samecurve.watch import answering
 
 logs = Path(sys.argv[1])
@@ -62,7 +62,7 @@ import sys
 from pathlib import Path
 from samecurve.watch import HangLimit
 from samecurve.watch.watch_process import watched_from_outside
-from samecurve.observe.journal import Heartbeat
+from samecurve.observe import Heartbeat
 from samecurve.run.directory import Run
 from samecurve.watch import announce
 from samecurve.watch import answering

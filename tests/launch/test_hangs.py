@@ -18,7 +18,7 @@ import pytest
 from commands import command, losses, ranks_of, samecurve, started, steps_written, until
 from samecurve.errors import START_AGAIN, RunError
 from samecurve.launch.restarts import RestartBudget
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.units import show_seconds
 from samecurve.watch import announce

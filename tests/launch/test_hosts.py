@@ -16,7 +16,7 @@ import pytest
 from commands import free_port, losses, samecurve, started, steps_written, until
 from machines import Machine, machines, needs_machines
 from samecurve.checkpoint.format import load
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 PORT = 29500
 # a step takes 30 ms, so that something can happen to a run

@@ -16,7 +16,7 @@ import pytest
 from commands import losses, ranks_of, samecurve, started, steps_written, until, write_config
 from samecurve.checkpoint.format import load, verify
 from samecurve.checkpoint.store import checkpoints
-from samecurve.observe.journal import read_beat
+from samecurve.observe import read_beat
 
 STEPS, SAVE = 60, 10
 

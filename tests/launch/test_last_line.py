@@ -10,7 +10,7 @@ import pytest
 
 from commands import write_config
 from samecurve.launch.last_line import repeat_after_torchrun
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.processes import wait_for
 
 

@@ -17,7 +17,7 @@ from commands import losses, refused, samecurve, started, until, write_config
 from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
 from samecurve.launch.monitors import watched
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 
 SLEEPER = """

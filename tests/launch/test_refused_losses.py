@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import refused, samecurve
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 
 FILE = Path(__file__).parents[1] / "torch_engine" / "uneven_losses.py"

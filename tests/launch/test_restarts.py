@@ -7,7 +7,7 @@ from samecurve.checkpoint.store import checkpoints
 from samecurve.errors import RunError, UserError
 from samecurve.launch.local import is_refusal
 from samecurve.launch.restarts import RestartBudget, prepare_restart
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.start_files import PreparedRun
 from starts import start, train, values
 from worlds import Pool

@@ -25,7 +25,7 @@ from commands import (
     write_config,
 )
 from samecurve.errors import START_AGAIN
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 
 @pytest.mark.long

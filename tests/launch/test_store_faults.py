@@ -13,7 +13,7 @@ import pytest
 
 from commands import losses, samecurve, started, steps_written, until, write_config
 from s3_server import BUCKET, S3, proxy, reach
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.remote.stored_run import StoredRun
 from samecurve.storage.url import ObjectUrl
 

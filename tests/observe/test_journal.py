@@ -9,7 +9,7 @@ import pytest
 from commands import until
 from samecurve.core.events import Beat, Event
 from samecurve.errors import RunError
-from samecurve.observe.journal import (
+from samecurve.observe import (
     Heartbeat,
     Journal,
     append_event,

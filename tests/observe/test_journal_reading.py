@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from samecurve.core.events import Event
-from samecurve.observe.journal import append_event, read_events
+from samecurve.observe import append_event, read_events
 
 
 def test_a_hole_of_twenty_gigabytes_is_passed_over(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commands import samecurve, write_config
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.observe.trackers import KUBEFLOW_VARIABLES, track
 
 TOKEN = "a token of this pod"

@@ -15,7 +15,7 @@ from commands import losses, samecurve, write_config
 from samecurve.core.config.sections import Track
 from samecurve.core.events import Event
 from samecurve.launch.tracker_process import Tracker
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.observe.tracked_run import FirstValues
 from samecurve.run.directory import Run
 from tracked_runs import LOSSES, killed_run, resume, steps, write

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import (
 )
 from tensorboard.util.tensor_util import make_ndarray
 
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.observe.trackers import track
 from samecurve.processes import Call, output_of
 from tracked_runs import LOSSES, killed_run, resume

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from commands import write_config
 from samecurve import probe
 from samecurve.cli.plan import plan
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.probe import file_system, is_network, network_note
 from starts import start
 from tiny import tiny_values

@@ -20,7 +20,7 @@ from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
 from samecurve.experiments.compare.compare_runs import bits_lines
-from samecurve.observe.journal import append_event, line_of, read_events
+from samecurve.observe import append_event, line_of, read_events
 from samecurve.report.reading import read_run
 from samecurve.report.record import RunRecord
 from samecurve.report.summary import differences, outcome, summary

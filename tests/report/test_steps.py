@@ -15,7 +15,7 @@ import pytest
 
 from frozen_page import decoded
 from samecurve.core.events import Event
-from samecurve.observe.journal import line_of
+from samecurve.observe import line_of
 from samecurve.report.columns import columns_of
 from samecurve.report.journal_reader import JournalReader
 from samecurve.report.record import EvenEvents

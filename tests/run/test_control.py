@@ -8,7 +8,7 @@ import pytest
 
 from commands import losses, running, samecurve, steps_written, until, write_config
 from samecurve.core.events import REQUESTS
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory import attempt as attempts
 from samecurve.run.directory.attempt import ControlFile, Requests

@@ -12,7 +12,7 @@ import pytest
 
 from commands import assert_same_run, losses, refused, samecurve, write_config
 from s3_server import BUCKET, KEYS, S3, reach
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.remote import lease
 from samecurve.run.remote.lease import Holder, claim
 from samecurve.run.remote.stored_run import StoredRun

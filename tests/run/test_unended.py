@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import samecurve
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 TASK = """\
 import numpy as np, torch

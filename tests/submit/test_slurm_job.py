@@ -10,7 +10,7 @@ import pytest
 
 import slurm_cluster
 from commands import assert_same_run, command, samecurve, steps_written, until
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 STEPS = 400
 # a step takes long enough in the job that the time limit comes before the end

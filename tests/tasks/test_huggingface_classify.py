@@ -17,7 +17,7 @@ from transformers import (
 
 from commands import samecurve
 from one_curve import check_one_curve
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.errors import UserError
 from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task

@@ -11,8 +11,8 @@ import torch
 
 from one_curve import check_one_curve, compare
 from samecurve.core.config.sections import Config
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.data_order import Ids, by_length
-from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data import feed
 from samecurve.errors import UserError

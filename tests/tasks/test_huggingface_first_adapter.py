@@ -13,7 +13,7 @@ from test_huggingface import MODELS
 from test_huggingface_weights import library_model
 
 from commands import refused, samecurve
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 pytestmark = pytest.mark.filterwarnings(  # peft's own
     "ignore:.is_gradient_checkpointing:FutureWarning"

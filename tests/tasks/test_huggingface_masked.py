@@ -20,7 +20,7 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.sample_keys import row_keys
 from samecurve.core.protocols import Arrays
 from samecurve.errors import UserError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.export_weights import export
 from samecurve.tasks import open_task
 from samecurve.tasks.huggingface.float64 import Float64

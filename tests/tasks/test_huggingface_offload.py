@@ -8,7 +8,7 @@ import pytest
 from test_huggingface_adapters import LORA, make_base, values
 
 from samecurve.checkpoint.format import load
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from starts import start, train
 from worlds import Pool
 

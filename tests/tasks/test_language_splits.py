@@ -15,7 +15,7 @@ from samecurve.core.protocols import Source
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
 from samecurve.launch.rank_agreement import identity
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import Tasks
 from samecurve.tasks.language import corpus
 from samecurve.tasks.language.sections import LanguageData, LanguageModel

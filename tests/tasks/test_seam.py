@@ -19,7 +19,7 @@ from samecurve.core.config.json_schema import as_table
 from samecurve.core.config.loading import load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.launch.evaluate_run import evaluate
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
 from samecurve.run.weights.initial_weights import read_initial_weights

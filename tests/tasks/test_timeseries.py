@@ -18,7 +18,7 @@ from one_curve import check_one_curve
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.sample_numbers import serving
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import open_task
 from samecurve.tasks.classification import weigh_classes
 from samecurve.tasks.timeseries.augment import drop_channels, jitter, scale, warp_time

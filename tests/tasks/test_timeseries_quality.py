@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 from commands import samecurve
 from samecurve.core.config.document import read_file
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
 from samecurve.tasks.timeseries.synthetic import VERSION
 from samecurve.tasks.timeseries.task import TimeSeriesTask

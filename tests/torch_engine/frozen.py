@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays
 
 WIDTH = 24

@@ -19,7 +19,7 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import SamecurveError
 from samecurve.features.whole_batch import batch_loss_step
 from samecurve.features.whole_batch.gathered_features import FeatureTable, Layout
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
 from samecurve.torch_engine.engine import TorchEngine

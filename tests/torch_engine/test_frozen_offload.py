@@ -25,7 +25,7 @@ from samecurve.features.offload_frozen.offloaded_blocks import FrozenOffload, pi
 from samecurve.features.offload_frozen.saved_weights import SavedWeights
 from samecurve.features.recompute import Recompute
 from samecurve.features.recompute.torch_hooks import recompute
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import open_task
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
 from samecurve.torch_engine.strategies import Strategy

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from commands import losses, samecurve, write_config
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks.language.sections import LanguageModel
 from samecurve.tasks.language.torch_task import Block, rotary
 from samecurve.torch_engine.engine import TorchEngine

@@ -19,7 +19,7 @@ from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.events import REQUESTS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan

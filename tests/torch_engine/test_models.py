@@ -17,14 +17,14 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.features.norm_sync.batch_norm import synchronise_batch_norms
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import open_task
+from samecurve.torch_engine.model import coupling_layers
 from samecurve.torch_engine.model.model_builder import FirstValues
 from samecurve.torch_engine.model.model_setup import cast_weights
 from samecurve.torch_engine.model.one_device_view import ONE_DEVICE_VIEW
-from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.randomness import MicroBatchContext
 from samecurve.torch_engine.randomness.draw_sites import DrawSites

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.step_arithmetic import Clip
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import Comm

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from samecurve.errors import UserError
 from samecurve.features.norm_sync.batch_norm import synchronise_batch_norms
-from samecurve.torch_engine.model.user_model import coupling_layers
+from samecurve.torch_engine.model import coupling_layers
 from samecurve.torch_engine.process_group import Comm, Peers
 from samecurve.torch_engine.randomness import MicroBatchContext
 from samecurve.torch_engine.strategies.threads import ThreadTeam

@@ -18,7 +18,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm

@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, Request, expect, sync_play
 
 from commands import write_config
 from samecurve.core.events import Event
-from samecurve.observe.journal import append_event
+from samecurve.observe import append_event
 
 CHROMIUM = Path("/usr/bin/chromium")
 MISSING = f"{CHROMIUM} is not there: apt-get install chromium"

@@ -21,7 +21,7 @@ from commands import samecurve
 from samecurve.core.config import flatten
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.tasks import Tasks
 
 needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=browsing.MISSING)

@@ -21,7 +21,7 @@ from serving import BEGAN, append, locked, make_run, planned, serving, step
 from samecurve.cli.ui import ui
 from samecurve.core.events import Event
 from samecurve.errors import UserError
-from samecurve.observe.journal import append_event
+from samecurve.observe import append_event
 from samecurve.run.directory import Run
 from samecurve.ui import indexer
 from samecurve.ui.errors import RefusedError

@@ -16,8 +16,8 @@ from typing import IO
 from samecurve.api.live_view import NotebookView, notebook_output
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
+from samecurve.observe import event_of
 from samecurve.observe.console import PlainView, View
-from samecurve.observe.journal import event_of
 from samecurve.processes import Call, start
 
 

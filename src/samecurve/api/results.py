@@ -8,7 +8,7 @@ from typing import Any
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run as Files
 
 _ENDS = {"started", "finished", "stopped", "failed"}

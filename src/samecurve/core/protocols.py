@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.determinism.mean import Mean
 from samecurve.core.evaluation import EvalSums, Metric, SumSpecs
 from samecurve.core.events import Activity, Event
 from samecurve.core.planning.facts import Facts

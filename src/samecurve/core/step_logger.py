@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY
+from samecurve.core.determinism import NEGATIVE_WEIGHT_REMEDY
 from samecurve.core.events import REQUESTS, Event, Request
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import (

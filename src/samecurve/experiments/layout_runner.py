@@ -29,7 +29,7 @@ from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_rank
 from samecurve.features.balance import balance_of, with_even_balance
 from samecurve.features.guard.additivity import IN_FLOAT32
 from samecurve.launch.pool import Pool, pool
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
 from samecurve.worker.jobs.train_job import rehearse

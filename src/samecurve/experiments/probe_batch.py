@@ -17,7 +17,7 @@ from samecurve.errors import UserError
 from samecurve.experiments.scratch import for_steps_alone, make_run, run_on_ranks
 from samecurve.features.balance import with_even_balance
 from samecurve.launch.pool import JobFailedError, pool
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.probe import probe
 from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import Attempt

@@ -16,7 +16,7 @@ from jax import lax
 from jax.stages import Wrapped
 from numpy.typing import DTypeLike, NDArray
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.microbatches import TreeSum, count_microbatches, split_batch
 from samecurve.core.evaluation import EvalSum, EvalSums, SumSpecs, size, unpack_sums
 from samecurve.core.protocols import Progress, TrialRows

@@ -21,7 +21,7 @@ from jax.stages import Compiled, Wrapped
 from jax.typing import ArrayLike, DTypeLike
 
 from samecurve.core.config.sections import Optimizer
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.step_arithmetic import (
     Clip,
     NumberFunctions,

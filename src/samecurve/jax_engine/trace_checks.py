@@ -15,7 +15,7 @@ from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
 import samecurve
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import START, Progress
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from samecurve.core.loop import Outcome
 from samecurve.core.system import write_json
 from samecurve.errors import START_AGAIN, RunError, SamecurveError, UserError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, ControlFile
 from samecurve.worker import ENDED, LEAVES

@@ -17,7 +17,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.errors import RunError, UserError
 from samecurve.launch.throwaway_run import launch_throwaway
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.probe import probe
 from samecurve.processes import ForkServer
 from samecurve.run.changes import refuse_other_model

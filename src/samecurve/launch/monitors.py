@@ -11,7 +11,7 @@ from samecurve.core.config.sections import Track
 from samecurve.core.determinism.microbatches import split_batch
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError
-from samecurve.observe.journal import follow
+from samecurve.observe import follow
 from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
 from samecurve.probe.sensors import Sensors
 from samecurve.run.directory import Run

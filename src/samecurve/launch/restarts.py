@@ -8,7 +8,7 @@ from samecurve.checkpoint import read_manifest
 from samecurve.checkpoint.store import newest, sweep
 from samecurve.core.events import Event, Kind
 from samecurve.errors import RunError, SamecurveError
-from samecurve.observe.journal import append_event, cut_torn_line, read_events
+from samecurve.observe import append_event, cut_torn_line, read_events
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Earlier, clear_logs, new_attempt_name
 from samecurve.run.resume import set_later_aside

@@ -11,8 +11,8 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system import write_json
 from samecurve.launch.local import launch
+from samecurve.observe import append_event
 from samecurve.observe.console import WarningsAlone
-from samecurve.observe.journal import append_event
 from samecurve.processes import ForkServer
 from samecurve.run.directory import Lock, Run
 from samecurve.run.directory.attempt import Attempt

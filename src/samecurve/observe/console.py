@@ -20,8 +20,8 @@ from rich.text import Text
 
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
+from samecurve.observe import follow, line_of
 from samecurve.observe.event_lines import MEAN, Pace, console_lines, join_parts, step_parts
-from samecurve.observe.journal import follow, line_of
 from samecurve.observe.sensors import load_line
 from samecurve.terminal import cut_line, printable, width_of, wrapped
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from samecurve.core.events import Event, Kind
 from samecurve.errors import SamecurveError
-from samecurve.observe.journal import append_event, read_beat
+from samecurve.observe import append_event, read_beat
 
 
 def record_failure(journal: Path, logs: Path, failure: SamecurveError) -> None:

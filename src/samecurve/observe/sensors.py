@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.events import Event
-from samecurve.observe.journal import append_event, read_beat
+from samecurve.observe import append_event, read_beat
 from samecurve.units import show_bytes
 
 IDLE_SECONDS = 60.0  # seconds

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.events import Event
-from samecurve.observe.journal import VOIDED, append_event, event_of
+from samecurve.observe import VOIDED, append_event, event_of
 
 
 def identity_of(run: Path) -> str:

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from samecurve.core.events import Event
 from samecurve.core.system import write_json
+from samecurve.observe import VOIDED, follow_batches
 from samecurve.observe.failed_event import record_beside
-from samecurve.observe.journal import VOIDED, follow_batches
 
 TITLES = {
     "tensorboard": "TensorBoard",

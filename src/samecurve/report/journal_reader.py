@@ -21,7 +21,7 @@ import numpy as np
 
 from samecurve.core.events import Event
 from samecurve.core.system import regular_only
-from samecurve.observe.journal import VOIDED, event_of
+from samecurve.observe import VOIDED, event_of
 from samecurve.report import journal_events
 from samecurve.report.journal_events import begin_start, even_events
 from samecurve.report.record import RunRecord, Start, Totals

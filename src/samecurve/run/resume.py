@@ -16,7 +16,7 @@ from samecurve.core.planning.fixed import Fixed
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Counters
 from samecurve.errors import SamecurveError, UserError
-from samecurve.observe.journal import has_finished
+from samecurve.observe import has_finished
 from samecurve.run.directory import Lock, Run, is_live
 from samecurve.tasks import Tasks
 from samecurve.tasks.user_class import identity_of

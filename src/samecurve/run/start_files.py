@@ -13,7 +13,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system import write_json
-from samecurve.observe.journal import (
+from samecurve.observe import (
     VERSION,
     append_event,
     cut_torn_line,

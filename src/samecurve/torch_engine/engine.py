@@ -32,9 +32,9 @@ from samecurve.core.protocols import (
 from samecurve.core.sample_numbers import serving
 from samecurve.torch_engine import checkpoint as states
 from samecurve.torch_engine.evaluation import evaluate
+from samecurve.torch_engine.model import coupling_layers
 from samecurve.torch_engine.model.model_builder import ModelBuilder, all_given
 from samecurve.torch_engine.model.model_setup import IsGiven, run_uncompiled
-from samecurve.torch_engine.model.user_model import coupling_layers
 from samecurve.torch_engine.optimizers import hidden_matrices, optimizer_params
 from samecurve.torch_engine.precision import (
     as_weights,
@@ -59,8 +59,8 @@ from samecurve.torch_engine.users_code import has_users_code
 
 if TYPE_CHECKING:
     from samecurve.core.events import Event
+    from samecurve.torch_engine.model import TrainingMode
     from samecurve.torch_engine.model.model_builder import FirstMemory
-    from samecurve.torch_engine.model.user_model import TrainingMode
     from samecurve.torch_engine.strategies import Materialize
 
 

@@ -19,7 +19,7 @@ from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Request
 from samecurve.core.strategies import STRATEGY_NAMES
 from samecurve.core.system import regular_only
-from samecurve.observe.journal import event_of
+from samecurve.observe import event_of
 from samecurve.run.directory import Run, is_live
 from samecurve.run.directory.attempt import ask
 from samecurve.tasks.user_class import Place, is_pickled, place_of

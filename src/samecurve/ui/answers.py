@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import Request
 from starlette.responses import Response
 
-from samecurve.observe.journal import finite
+from samecurve.observe import finite
 from samecurve.ui.errors import RefusedError
 
 

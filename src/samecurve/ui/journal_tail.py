@@ -13,7 +13,7 @@ from pathlib import Path
 
 from samecurve.core.events import Event
 from samecurve.core.system import regular_only
-from samecurve.observe.journal import event_of
+from samecurve.observe import event_of
 from samecurve.report.steps import number
 
 _TAIL, _LONG_TAIL = 1 << 16, 1 << 20  # bytes; the longer one where a single line fills the shorter

@@ -1,7 +1,7 @@
 """How far a script's rank has come in its collectives, seen without changing the script.
 
 launch/script/bootstrap.py runs this file by its path, without the package. It writes what ranks of
-ours write: heartbeat-N (sixteen bytes as in observe/journal.py; step and beats count collectives,
+ours write: heartbeat-N (sixteen bytes as in observe/__init__.py; step and beats count collectives,
 the activity is a step), stack-N.txt (the main thread when the signal comes, all threads once the
 file `asked` is there), and then collectives-N.json (entries of torch's flight recorder).
 """

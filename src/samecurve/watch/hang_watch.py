@@ -17,7 +17,7 @@ import psutil
 
 from samecurve.core.events import Beat
 from samecurve.errors import RunError
-from samecurve.observe.journal import read_beat
+from samecurve.observe import read_beat
 from samecurve.watch import ASK_SIGNAL, HangLimit
 from samecurve.watch.flight_recorder import has_ended
 from samecurve.watch.silence import Silence, SilenceWatch

@@ -16,7 +16,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Rank, Record, Task
-from samecurve.observe.journal import Journal
+from samecurve.observe import Journal
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import Tasks

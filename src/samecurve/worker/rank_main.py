@@ -32,7 +32,7 @@ from samecurve.core.system.cache import cache_home
 from samecurve.data import held_out_data
 from samecurve.data.feed import Feed
 from samecurve.errors import RunError, UserError, closing_all, not_hiding
-from samecurve.observe.journal import Heartbeat, Journal
+from samecurve.observe import Heartbeat, Journal
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import (
     STOP_SIGNAL,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.scratch import scratch
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.observe.plan_text import arithmetic, strategy_text
 from samecurve.processes import child_environment, python_module
 from samecurve.units import counted

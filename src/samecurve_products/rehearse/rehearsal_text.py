@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from samecurve.observe.journal import finite
+from samecurve.observe import finite
 from samecurve.units import counted, show_bytes
 from samecurve_products.rehearse.rehearsal import FAILING, WARNING, Finding, Rehearsal
 

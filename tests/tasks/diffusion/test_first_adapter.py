@@ -16,7 +16,7 @@ from noise_pictures import write_pictures
 from safetensors.torch import load_file, save_file
 
 from commands import refused, samecurve
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 
 ADAPTER = {"rank": 4, "alpha": 6.0}
 

@@ -15,7 +15,7 @@ from PIL import Image
 pytest.importorskip("diffusers", reason="pip install -e '.[diffusion]'")
 
 from commands import samecurve, started, until
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory.attempt import STOP_SIGNAL
 from samecurve.watch import live_ranks
 

@@ -25,7 +25,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.core.planning.planner import plan
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.vision.timm_library import create

@@ -1,6 +1,6 @@
 """The arithmetic of one optimizer step: from the sums of microbatches to a scaled gradient.
 
-1. Each microbatch gives a loss sum and a weight (mean.py). Its backward pass starts from
+1. Each microbatch gives a loss sum and a weight (__init__.py). Its backward pass starts from
    `loss sum * loss_factor`, so it gives the gradient of a sum, times a power of two.
 2. Gradients, loss sums and weights are added over the microbatches and the devices (along the tree
    in microbatches.py where every bit counts). Nothing is divided before all of it is added.

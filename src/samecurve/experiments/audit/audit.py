@@ -21,7 +21,7 @@ from samecurve.experiments.audit.picks import Pick, pick_at_random, pick_named
 from samecurve.experiments.audit.replay import Replayer, Start, start_at, start_of_run
 from samecurve.experiments.compare.compare_runs import Comparison, compare
 from samecurve.experiments.scratch import scratch
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 
 # relative, of losses and norms; a run with the same bits on any devices has none

@@ -8,7 +8,7 @@ from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.audit.audit import Audit, Audited
 from samecurve.experiments.audit.check_journal import JournalCheck
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.observe.text_table import Column, table_text
 from samecurve.run.directory.attempt import surroundings
 from samecurve.units import counted, show_seconds

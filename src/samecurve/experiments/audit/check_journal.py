@@ -16,7 +16,7 @@ from samecurve.checkpoint import CorruptCheckpointError, read_manifest
 from samecurve.checkpoint.format import verify
 from samecurve.checkpoint.store import checkpoints
 from samecurve.core.system import regular_only
-from samecurve.observe.journal import RunningHash, event_of, read_lines
+from samecurve.observe import RunningHash, event_of, read_lines
 from samecurve.run.directory import Run
 from samecurve.units import counted
 

@@ -34,7 +34,7 @@ from samecurve.experiments.bench.suite_text import (
 from samecurve.experiments.layouts import Layout, bench_layouts, parse_strategies, parse_worlds
 from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.describe import describe
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import surroundings

@@ -19,7 +19,7 @@ from samecurve.checkpoint.store import checkpoints
 from samecurve.core.feature_list import listed_with
 from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.compare.compare_arrays import ArrayDifference, compare_saved_arrays
-from samecurve.observe.journal import events_of_file
+from samecurve.observe import events_of_file
 from samecurve.report.record import RunRecord
 from samecurve.report.steps import number
 from samecurve.run.directory import Run

@@ -18,7 +18,7 @@ from samecurve.core.protocols import ArrayShard
 from samecurve.core.system import write_json
 from samecurve.errors import ASK_SAME_BITS, UserError
 from samecurve.experiments.layout_runner import LayoutRunner
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 
 FAR = 1e-3  # relative: by so much of the loss curves have diverged

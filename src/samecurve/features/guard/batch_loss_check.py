@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import TOLERANCE, Trial, compare_repeats

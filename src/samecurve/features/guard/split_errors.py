@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from samecurve.core.determinism.mean import RETURN_MEAN
+from samecurve.core.determinism import RETURN_MEAN
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import (
     Finding,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.features.guard.additivity import Format, Trial

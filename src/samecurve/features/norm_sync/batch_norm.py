@@ -19,7 +19,7 @@ from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.errors import UserError
-from samecurve.torch_engine.model.user_model import is_coupling
+from samecurve.torch_engine.model import is_coupling
 from samecurve.torch_engine.process_group import Peers
 from samecurve.torch_engine.randomness import MicroBatchContext, recomputing
 

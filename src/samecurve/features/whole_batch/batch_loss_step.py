@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.microbatches import accumulation_steps
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.core.protocols import Batch, MicroBatch, Progress, Round

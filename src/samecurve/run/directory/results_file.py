@@ -9,7 +9,7 @@ from samecurve.core.evaluation import class_names, class_scores, is_confusion
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system import write_json
-from samecurve.observe.journal import read_events
+from samecurve.observe import read_events
 from samecurve.run.directory import Run
 
 

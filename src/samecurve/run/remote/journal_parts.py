@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samecurve.core.events import Event
 from samecurve.core.system import regular_only
-from samecurve.observe.journal import event_of
+from samecurve.observe import event_of
 from samecurve.run.remote.stored_run import StoredRun, part_name
 from samecurve.storage.place import Place
 

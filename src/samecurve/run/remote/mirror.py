@@ -19,8 +19,8 @@ from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system import explain_os_error
 from samecurve.errors import RunError, SamecurveError
+from samecurve.observe import append_event
 from samecurve.observe.failed_event import record_beside
-from samecurve.observe.journal import append_event
 from samecurve.run.directory import Run
 from samecurve.run.remote.claimed import Claim
 from samecurve.run.remote.journal_parts import JournalParts, NewEvents

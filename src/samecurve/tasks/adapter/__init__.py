@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from samecurve.core.config.document import suggest
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.evaluation import EvalSums, Metric, SumSpec, SumSpecs
 from samecurve.core.planning.facts import DescribedArrays, Facts
 from samecurve.core.protocols import (

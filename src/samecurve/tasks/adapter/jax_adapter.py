@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.mean import RETURN_MEAN, Mean
+from samecurve.core.determinism import RETURN_MEAN, Mean
 from samecurve.core.protocols import Arrays, StoredArrays
 from samecurve.core.weights import check_weights
 from samecurve.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
+from samecurve.core.determinism import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.evaluation import EvalSums, Metric, SumSpec
 from samecurve.core.events import BESIDE_METRICS
 from samecurve.core.step_logger import STEP_VALUES

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, RETURN_MEAN, Mean
+from samecurve.core.determinism import NEGATIVE_WEIGHT_REMEDY, RETURN_MEAN, Mean
 from samecurve.core.planning.facts import DescribedArrays
 from samecurve.core.protocols import (
     START,
@@ -25,9 +25,9 @@ from samecurve.tasks.adapter.opened_class import NEEDED
 from samecurve.tasks.adapter.returned import FEATURES, spec_of
 from samecurve.tasks.protocol import Method
 from samecurve.tasks.user_class.user_errors import end_copy, raise_explained
+from samecurve.torch_engine.model import plain_model
 from samecurve.torch_engine.model.model_builder import FirstValues, on_meta
 from samecurve.torch_engine.model.model_setup import cast_weights, freeze, name_blocks, seeded
-from samecurve.torch_engine.model.user_model import plain_model
 from samecurve.torch_engine.precision import as_weights, attention_of_any_length
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 

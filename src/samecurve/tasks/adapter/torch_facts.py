@@ -20,11 +20,11 @@ from samecurve.tasks.adapter.bits_trial import bits_hindrance
 from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.sample_work import work_facts
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
+from samecurve.torch_engine.model import TrainingMode, coupling_layers, kept_in_eval
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
 from samecurve.torch_engine.model.model_builder import on_meta
 from samecurve.torch_engine.model.model_setup import freeze, repeated_blocks, sharding_facts
 from samecurve.torch_engine.model.model_weights import describe_arrays
-from samecurve.torch_engine.model.user_model import TrainingMode, coupling_layers, kept_in_eval
 from samecurve.torch_engine.optimizers import hidden_matrices
 from samecurve.torch_engine.optimizers.user_optimizer import try_optimizer
 from samecurve.torch_engine.randomness.dropout_layers import dropout_layers

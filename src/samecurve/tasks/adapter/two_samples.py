@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from samecurve.core.determinism import RETURN_MEAN
 from samecurve.core.determinism.data_order import Ids
-from samecurve.core.determinism.mean import RETURN_MEAN
 from samecurve.core.protocols import START
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import Trial, compare_parts

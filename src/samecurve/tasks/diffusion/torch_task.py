@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import WHOLE, Arrays, Part, Source
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.diffusion.data.buckets import check_sides

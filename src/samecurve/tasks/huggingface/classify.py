@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.tasks.classifier_loss import class_loss, count_answers, widened
 from samecurve.tasks.huggingface.causal import suit_experts

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.tasks.classifier_loss import widened
 from samecurve.tasks.huggingface.causal import suit_experts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import SampleNumbers, rng
 from samecurve.errors import UserError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import stamp_file

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data import IGNORED
 from samecurve.jax_engine.attention import FusibleAttention

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data import IGNORED
 from samecurve.tasks.language.sections import LanguageModel

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Source
 from samecurve.core.system.cache import keep_texts
 from samecurve.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.protocols import Arrays
 from samecurve.core.sample_numbers import rng

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays, Sample
 from samecurve.core.sample_numbers import rng
 from samecurve.data import IGNORED

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.protocols import Initial, Part, Source
 from samecurve.core.system.cache import keep_texts

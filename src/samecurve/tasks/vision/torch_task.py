@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays, Picture, Sample
 from samecurve.core.sample_numbers import rng
 from samecurve.tasks.classifier_loss import count_answers, widened

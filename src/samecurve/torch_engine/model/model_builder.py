@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from samecurve.core.protocols import Task
 from samecurve.core.weights import values
 from samecurve.errors import UserError
+from samecurve.torch_engine.model import TrainingMode, compiled_in_place
 from samecurve.torch_engine.model.model_setup import (
     InitializeModule,
     IsGiven,
@@ -30,7 +31,6 @@ from samecurve.torch_engine.model.model_setup import (
     parameters_on_meta,
     seeded,
 )
-from samecurve.torch_engine.model.user_model import TrainingMode, compiled_in_place
 from samecurve.torch_engine.step import EngineSetup
 
 Share = Callable[[Sequence[torch.Tensor]], object]  # gives all ranks the first rank's values

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from samecurve.core.determinism.mean import NEGATIVE_WEIGHT_REMEDY, Mean
+from samecurve.core.determinism import NEGATIVE_WEIGHT_REMEDY, Mean
 from samecurve.core.determinism.step_arithmetic import (
     Clip,
     GradientScaling,

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import torch
 
-from samecurve.core.determinism.mean import Mean
+from samecurve.core.determinism import Mean
 from samecurve.core.determinism.step_arithmetic import Clip, GradientScaling, loss_factor
 from samecurve.core.protocols import Arrays, Batch, MicroBatch, PendingMetrics, Progress, Round
 from samecurve.torch_engine.precision import in_precision, on_device, weight_dtype
