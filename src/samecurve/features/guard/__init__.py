@@ -1,13 +1,13 @@
 """The guard: a run proves as it goes that its curve is the one that any other devices would give.
 
 Before the first step it tries whether the loss adds up over samples (split_check.py). In every step
-it sees that the loss writes into no weight, and some steps are probed (step_guard.py): a microbatch
-is computed again, in parts, and on every rank. train.sentinel asks for more of it
+it sees that the loss writes into no weight, and some steps are probed (torch_hooks.py): a
+microbatch is computed again, in parts, and on every rank. train.sentinel asks for more of it
 (recomputation.py), to find devices that compute wrong.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt
 
@@ -21,6 +21,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
 from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Batch, MicroBatch, Round
 from samecurve.core.strategies import StrategySpec
 from samecurve.errors import UserError
 from samecurve.units import counted, join_words
@@ -57,6 +58,21 @@ class Choice:
     number: int
     device: int
     phase: int = 0
+
+
+class Chosen(NamedTuple):
+    """The microbatch of a step that is computed again.
+
+    microbatch: on every rank
+    thread: which of this process's devices has it in the step, as the microbatch of the number
+        `place` there; None: another process has it
+    """
+
+    batch: Batch[list[Round]]
+    choice: Choice
+    microbatch: MicroBatch
+    thread: int | None
+    place: int
 
 
 def choose(plan: Plan, step: int, count: int, *, phases: int = 1) -> Choice:

@@ -30,6 +30,7 @@ SURE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 2e-2}
 GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 5e-2}
 SURE_GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-2, "narrow": 0.1}
 
+GRADIENT = "its gradient"  # among numbers by name, as "loss"
 IN_FLOAT32 = "computes in float32 in an f64 run"  # a line says so where the loss shows it
 
 

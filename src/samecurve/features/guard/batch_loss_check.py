@@ -11,8 +11,8 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import TOLERANCE, Trial, compare_repeats
-from samecurve.features.guard.backward_code import graph_nodes
 from samecurve.features.guard.split_errors import Evidence, explain, explain_draws, explain_state
+from samecurve.features.guard.trial_passes import graph_nodes
 from samecurve.features.guard.trials import RAISED, Rows, Trials
 from samecurve.features.guard.watched_lines import Watched, watch
 from samecurve.features.whole_batch.gathered_features import Features

@@ -1,16 +1,27 @@
-"""Finds out why a loss failed the split check, and which line of the user's code is to blame.
+"""Finds out why a trial or a probe failed, and which line of the user's code is to blame.
 
 The forward pass is repeated with every call of torch recorded (blamed_calls.py) and with an eye on
-each line (watched_lines.py). split_check.py imports this file only after a trial has failed.
+each line (watched_lines.py); hooks and autograd.Functions of the user's are looked for. This file
+is imported only once something has failed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
+from typing import Any
+
+import torch
+from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.features.guard.additivity import TOLERANCE, Finding, Format, compare_repeats
-from samecurve.features.guard.backward_code import own_backward
+from samecurve.features.guard.additivity import (
+    GRADIENT,
+    TOLERANCE,
+    Finding,
+    Format,
+    compare_repeats,
+    number_text,
+)
 from samecurve.features.guard.blamed_calls import (
     Recorded,
     Recording,
@@ -18,7 +29,6 @@ from samecurve.features.guard.blamed_calls import (
     first_difference,
     first_mixing,
 )
-from samecurve.features.guard.judge import Observed
 from samecurve.features.guard.split_errors import (
     Evidence,
     Place,
@@ -27,16 +37,22 @@ from samecurve.features.guard.split_errors import (
     explain_draws,
     explain_failure,
     explain_state,
+    explain_thawed,
+    explain_unlike,
+    explain_written,
 )
-from samecurve.features.guard.trials import RAISED, Rows, Trials
+from samecurve.features.guard.trial_passes import graph_nodes
+from samecurve.features.guard.trials import RAISED, Observed, Rows, Trials
 from samecurve.features.guard.watched_lines import watch
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.users_code import place_of_method
+from samecurve.torch_engine.users_code import kind_of, place_of, place_of_method
 from samecurve.torch_engine.users_code.holders import described
+from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
 _ALONE = 4  # samples that are tried one by one and in pairs
 # the tolerance for the single numbers of a tensor
 _SINGLE: dict[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 3e-2}
+_STRETCHED = 3.0  # by which a weight is multiplied, once the run is at its end
 
 
 class Diagnosis:
@@ -71,7 +87,7 @@ class Diagnosis:
         if is_counting and finding is None:
             return explain_state(evidence, f"{what} changes from microbatch to microbatch")
         if seen.failed and finding and finding.kind == "finite":
-            return explain_failure(seen.whole, seen.failed)
+            return explain_failure(seen.whole.losses["loss"], seen.failed)
         if finding:
             return explain(finding, evidence, rounded=TOLERANCE[self._trials.format])
         return None
@@ -88,17 +104,16 @@ class Diagnosis:
         singles = [trials.loss_if_any([row]) for row in first]
         pairs = {pair: trials.loss_if_any(pair) for pair in combinations(first, 2)}
         trials.put_back()
-        third = trials.loss_if_any(trials.samples)
+        whole, third = seen.whole.losses[trials.name], trials.loss_if_any(trials.samples)
         trials.put_back()
         name = ""
         if seen.unlike:
             name = seen.unlike[0]
         elif is_counting:
             name = min(seen.counters)
-        elif seen.changed and third and compare_repeats(seen.whole, third, 1e-6) is None:
+        elif seen.changed and third and compare_repeats(whole, third, 1e-6) is None:
             name = min(seen.counters, default=seen.changed[0])
         all_there = all(singles) and all(pairs.values())
-        method = "features" if self._setup.plan.sees_whole_batch else "loss"
         return Evidence(
             ids=[int(i) for i in trials.rows.ids],
             singles=[trial for trial in singles if trial] if all_there else (),
@@ -108,7 +123,7 @@ class Diagnosis:
             backward=self._own_backward() if of_gradient else None,
             state=described(name) if name else "",
             state_at=watched.changes.get(name, ""),
-            loss_at=place_of_method(self._setup.task, method),
+            loss_at=loss_place(self._setup),
             what=self._what(),
             has_views=self._setup.draw_sites.has_views,
         )
@@ -161,12 +176,121 @@ class Diagnosis:
             trials.put_back()
         if recording.hooks:
             return Place("a hook of a tensor", recording.hooks[0])
-        return own_backward(self._setup.strategy.models[0], total)
+        return next(chain(_own_functions(total), _hooks(self._setup.strategy.models[0])), None)
 
     def _what(self) -> str:
         """The subject of the error's sentence."""
         trials = self._trials
-        what = "the loss" if trials.name == "loss" else f'"{trials.name}", logged beside the loss,'
+        what = _subject(trials.name)
         if self._setup.plan.sees_whole_batch:
             what = "features(), added up,"
         return what if trials.step == trials.rows.step else f"{what} at step {trials.step}"
+
+
+def loss_place(setup: EngineSetup) -> str:
+    """file:line at which the user's loss begins."""
+    return place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
+
+
+def unlike_error(setup: EngineSetup, cause: str) -> UserError:
+    """The error of a loss that is another one on another rank; all ranks call it together."""
+    where, state = loss_place(setup), setup.features.get("task_state")
+    differing = state.differing() if state else {}
+    if not differing:
+        return explain_unlike(cause, where)
+    from samecurve.features.task_state.torch_hooks import KEEP_IN_MODEL, shown_name
+
+    name, values = next(iter(differing.items()))
+    return UserError(f"{cause}: {shown_name(name)} {values}", KEEP_IN_MODEL, where)
+
+
+def rank_text(
+    name: str,
+    samples: Sequence[int],
+    rank: int,
+    one: Sequence[float] | None,
+    two: Sequence[float] | None,
+) -> str:
+    """How a loss, a mean or a gradient differs between ranks, in words.
+
+    one, two: sum and weight that ranks 0 and `rank` have got; None: nothing of that name
+    """
+    ids = f"samples {', '.join(map(str, samples))}"
+    if name == GRADIENT:
+        return f"{ids} give another gradient on rank {rank} than on rank 0"
+    first, other = (
+        number_text(each[0] / (each[1] or 1)) if each else "absent" for each in (one, two)
+    )
+    what = _subject(name)
+    if first == other:
+        return f"{what} of {ids} is another one on rank {rank} than on rank 0"
+    return f"{what} of {ids} is {first} on rank 0, and {other} on rank {rank}"
+
+
+def _subject(name: str) -> str:
+    return "the loss" if name == "loss" else f'"{name}", logged beside the loss,'
+
+
+def thaw_error(setup: EngineSetup, name: str) -> UserError:
+    """The error of a weight that the loss thaws."""
+    return explain_thawed(name, loss_place(setup))
+
+
+def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> UserError:
+    """The error of a weight that the loss writes into, with the line that does.
+
+    again: computes the loss once more
+    """
+    where = loss_place(setup)
+    if not setup.strategy.gathers_weights:
+        weight = dict(setup.strategy.models[0].named_parameters())[name]
+        with torch.no_grad():  # what has been clamped once would stay as it is
+            weight.mul_(_STRETCHED)
+        reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001
+        where = watch(again, GeneratorStates(setup.device), reads).changes.get(name, where)
+    return explain_written(name, where)
+
+
+# --- the user's functions in a backward pass
+
+
+def accumulated_hook(model: nn.Module) -> Place | None:
+    """A hook of the user's on a parameter's accumulated gradient, which it is given after each
+    microbatch, added to the gradient of the microbatches before.
+    """
+    for name, parameter in model.named_parameters():
+        hooks = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - no public name
+        for hook in _users_hooks(hooks, f"a hook of {name}"):
+            return hook
+    return None
+
+
+def own_backward(model: nn.Module, loss_sum: torch.Tensor) -> Place | None:
+    """The first function of the user's in the backward pass of a loss; None: none is seen."""
+    return next(chain(_own_functions(loss_sum), _hooks(model)), None)
+
+
+def _own_functions(loss_sum: torch.Tensor) -> Iterator[Place]:
+    """autograd.Functions whose backward stands in the user's code."""
+    for node in graph_nodes(loss_sum):
+        function: Any = getattr(node, "_forward_cls", None)
+        code = getattr(getattr(function, "backward", None), "__code__", None)
+        if code is not None and kind_of(code.co_filename) == "users":
+            yield Place(f"{function.__name__}.backward", place_of(code))
+
+
+def _hooks(model: nn.Module) -> Iterator[Place]:
+    """Hooks of the user's on parameters and modules."""
+    for name, parameter in model.named_parameters():
+        yield from _users_hooks(parameter._backward_hooks, f"a hook of {name}")  # noqa: SLF001
+    for name, module in model.named_modules():
+        for kind in ("_backward_hooks", "_backward_pre_hooks"):
+            title = f"a hook of {name or 'the model'}"
+            yield from _users_hooks(getattr(module, kind), title)
+
+
+def _users_hooks(hooks: Mapping[int, Any] | None, title: str) -> Iterator[Place]:
+    for hook in (hooks or {}).values():
+        code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+        if code is not None and kind_of(code.co_filename) == "users":
+            yield Place(title, place_of(code))

@@ -20,7 +20,7 @@ For each update phase of a step it tries, in this order, until something is wron
 11. what features check: batch_loss(), which every device computes by itself.
 
 No trial may write into a weight. What shows only once weights have moved, behind a gate that begins
-at 0, is found by the first probe (step_guard.py).
+at 0, is found by the first probe (torch_hooks.py).
 
 first_look.py makes the first four trials, trials.py computes the losses, judge.py compares them and
 shares the error between ranks, and diagnosis.py, imported only where something is wrong, finds the
@@ -30,7 +30,7 @@ finds. Afterwards the model, the task's attributes and the random generators are
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from samecurve.core.feature_list import brought_by
@@ -38,29 +38,24 @@ from samecurve.core.protocols import TrialRows
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import (
     TOLERANCE,
-    Finding,
     compare_repeats,
     has_even_weights,
     rows_of_odd_weight,
     steps_tried,
 )
 from samecurve.features.guard.first_look import FirstLook
-from samecurve.features.guard.judge import Drawn, Judge, Observed, error_between_ranks
+from samecurve.features.guard.judge import Judge
 from samecurve.features.guard.trials import (
     RAISED,
+    Drawn,
+    Observed,
     Rows,
     Stage,
     Trials,
-    no_trial,
     three_parts,
     two_parts,
 )
-from samecurve.features.guard.written_weights import (
-    FrozenWeights,
-    WeightBits,
-    thaw_error,
-    write_error,
-)
+from samecurve.features.guard.weights import FrozenWeights, WeightBits
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.users_code.holders import described
@@ -105,7 +100,7 @@ class SplitCheck:
         self._setup, self._plan = setup, setup.plan
         self._first_step = rows.step
         self._trials = Trials(setup, rows, stage)
-        self._judge = Judge(setup, self._trials, self._diagnose)
+        self._judge = Judge(setup, self._trials)
         self._look = FirstLook(setup, self._trials, self._judge)
         self._notes: list[str] = []
         self._frozen: set[str] = set()  # weights, by the loss of the first step
@@ -140,9 +135,8 @@ class SplitCheck:
         trials.phase_number = phase_number
         few = trials.samples[:_FEW]
         with trials.prepared(noted), trials.trying(trials.step, few, two_parts(few)):
-            return self._error_of_parts(
-                few, Drawn(), with_gradient=trials.is_small(), between_ranks=True
-            )
+            with_gradient = trials.is_small()
+            return self._error_of_parts(Drawn(), with_gradient=with_gradient, between_ranks=True)
 
     def _verdict_of_phase(self) -> SplitVerdict:
         """The list above, step by step."""
@@ -184,20 +178,20 @@ class SplitCheck:
         is 1 at least, where a sample has nothing to count.
         """
         trials, judge = self._trials, self._judge
-        if not judge.agree(not has_even_weights([seen.whole, *seen.parts])):
+        whole, parts = seen.trials_of("loss")
+        if not judge.agree(not has_even_weights([whole, *parts])):
             return None
         alone = []
         for row in trials.samples:
-            alone.append(trials.loss_if_any([row]) or no_trial([row]))
+            alone.append(trials.tried_part([row])[0])
             trials.put_back()
-        doubtful = rows_of_odd_weight(seen.whole, alone, TOLERANCE[trials.format])
-        for at in doubtful:
+        weights = [of_row.losses["loss"] for of_row in alone]
+        for at in rows_of_odd_weight(whole, weights, TOLERANCE[trials.format]):
             others = [row for number, row in enumerate(trials.samples) if number != at]
             with trials.trying(trials.step, trials.samples, [[trials.samples[at]], others]):
-                rest = trials.loss_if_any(others) or no_trial(others)
+                rest, _ = trials.tried_part(others)
                 trials.put_back()
-                parts = Observed(whole=seen.whole, parts=[alone[at], rest], drawn=Drawn())
-                error, _ = judge.error_of(parts)
+                error, _ = judge.error_of(Observed(whole=seen.whole, parts=[alone[at], rest]))
             if error:
                 return error
         return None
@@ -214,8 +208,12 @@ class SplitCheck:
         name = bits.written()
         written = trials.written or (name and (name, trials.step))
         if thawed := frozen.thawed():
+            from samecurve.features.guard.diagnosis import thaw_error
+
             error = thaw_error(self._setup, thawed)
         if written:
+            from samecurve.features.guard.diagnosis import write_error
+
             name, step = written
             with trials.trying(step, trials.samples, trials.parts):
                 error = write_error(self._setup, name, lambda: trials.loss_if_any(trials.samples))
@@ -230,16 +228,15 @@ class SplitCheck:
         moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
         if not self._judge.agree(bool(made or moved)):
             return None
+        from samecurve.features.guard.diagnosis import loss_place
         from samecurve.features.guard.split_errors import explain_made, explain_moved
         from samecurve.features.guard.watched_lines import watch
-        from samecurve.torch_engine.users_code import place_of_method
 
         reads = {name: partial(trials.attributes.read, name) for name in moved}
         lines = watch(lambda: trials.loss_if_any(trials.samples), trials.generators, reads).changes
         trials.put_back()
         if made:
-            method = "features" if self._plan.sees_whole_batch else "loss"
-            return explain_made(made, place_of_method(self._setup.task, method))
+            return explain_made(made, loss_place(self._setup))
         for name, where in lines.items():  # others are moved by what reads the data
             return explain_moved(described(name), where)
         return None
@@ -297,7 +294,7 @@ class SplitCheck:
         hooked = (p._post_accumulate_grad_hooks for p in model.parameters())  # noqa: SLF001
         if not any(hooked):
             return None
-        from samecurve.features.guard.backward_code import accumulated_hook
+        from samecurve.features.guard.diagnosis import accumulated_hook
         from samecurve.features.guard.split_errors import explain_hook
 
         hook = accumulated_hook(model)
@@ -325,7 +322,7 @@ class SplitCheck:
                 return None
             finally:
                 trials.put_back()
-            return self._error_of_parts(few, drawn, with_gradient=with_gradient)
+            return self._error_of_parts(drawn, with_gradient=with_gradient)
 
     def _error_of_late_buffers(self) -> UserError | None:
         """The error of buffers that the loss of this step changes, and that of earlier ones did
@@ -358,12 +355,12 @@ class SplitCheck:
         return {name for name, weight in named if not weight.requires_grad}
 
     def _error_of_parts(
-        self, few: Rows, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False
+        self, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False
     ) -> UserError | None:
         """None too where the loss can't be computed for these samples, on any rank."""
         trials, tried = self._trials, None
         try:
-            tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
+            tried = trials.tried_in_parts(with_gradient=with_gradient)
         except RAISED:
             pass
         finally:
@@ -371,10 +368,10 @@ class SplitCheck:
         if self._judge.agree(tried is None):
             return None
         assert tried is not None
-        error = self._judge.error_of_means(tried, drawn)
+        error = self._judge.error_of_means(replace(tried, drawn=drawn))
         if not error and between_ranks:
-            ids = [int(trials.rows.ids[row]) for row in few]
-            error = error_between_ranks(self._setup, tried.whole, ids, trials.format)
+            ids = [int(trials.rows.ids[row]) for row in trials.samples]
+            error = self._judge.error_between_ranks(tried.whole, ids)
         if error or self._judge.agree(not tried.have_gradients):
             return error
         return self._judge.error_of_gradients(tried)
@@ -389,9 +386,3 @@ class SplitCheck:
             note = f"{strategy} was not compared with one device: {compared.left_out}"
             self._notes.append(f"{note}; samecurve verify compares whole steps")
         return self._judge.shared(compared.error)
-
-    def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
-        """Find the cause; the modules that do so are imported only now."""
-        from samecurve.features.guard.diagnosis import Diagnosis
-
-        return Diagnosis(self._setup, self._trials).error_of(seen, finding, **known)

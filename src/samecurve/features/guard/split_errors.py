@@ -259,6 +259,18 @@ def explain_thawed(name: str, where: str) -> UserError:
     )
 
 
+def explain_unlike(cause: str, where: str) -> UserError:
+    """The error for a loss that is another one on another rank."""
+    return UserError(
+        cause,
+        "the loss may depend on the weights, the sample and the step alone. Look for what it reads"
+        " beside them: the rank, a clock, a file, a global, a closure, a cache, and what an earlier"
+        " microbatch has left in them. If there is none, a device may compute wrong:"
+        " --set train.sentinel=50 finds it (docs/sentinel.md)",
+        where,
+    )
+
+
 def explain_made(name: str, where: str) -> UserError:
     """The error for a weight that the first forward pass makes."""
     return UserError(

@@ -7,8 +7,9 @@ its running statistics. put_back() restores the model, the task and the random g
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,15 +18,16 @@ from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.features.guard.additivity import Format, Trial
-from samecurve.features.guard.trial_conditions import (
+from samecurve.features.guard.trial_passes import (
+    Digests,
     Float64Inside,
     full_float32,
+    gradients_of,
     model_in_float64,
     norms_frozen,
     widened,
 )
-from samecurve.features.guard.trial_gradients import Digests, gradients_of
-from samecurve.features.guard.written_weights import WeightVersions
+from samecurve.features.guard.weights import WeightVersions
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.step.precision import autocast_for, current_device
@@ -33,6 +35,7 @@ from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.users_code.side_effects import (
     Attributes,
     Buffers,
+    Counter,
     GeneratorStates,
     Noted,
 )
@@ -52,8 +55,6 @@ RAISED = (
 )
 Stage = Callable[[MicroBatch], MicroBatch]  # host rows -> tensors, as for a step
 Run = Callable[..., Any]  # train() or call() of a strategy
-
-
 Rows = Sequence[int]  # positions among the rows that the check is given
 
 
@@ -68,20 +69,50 @@ class Tried(NamedTuple):
     gradients: Digests | None = None
 
 
-class TriedParts(NamedTuple):
-    """The losses of some samples and of their parts.
+class Drawn(NamedTuple):
+    """Random generators from which a loss has drawn without a key.
 
-    failed: why the loss of a part can't be computed; None: it can
+    moved: the names of those that each device and microbatch would draw from by itself
+    seeded: whether numpy's or Python's were drawn from, which are seeded for each microbatch
+    """
+
+    moved: Sequence[str] = ()
+    seeded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Observations of a loss, and of the means that are logged beside it.
+
+    whole, parts: of all samples, and of each part; failed: why it can't be computed for a part
+    again, far: the loss of all samples once more; as after many more microbatches, where something
+        counts
+    changed: attributes that a forward pass changes; counters: those that grow with each pass
+    steady, unlike: buffers that change alike, or not, whatever the samples are
+    kept: attributes that are others after other samples
     """
 
     whole: Tried
     parts: Sequence[Tried]
-    failed: UserError | None
+    failed: UserError | None = None
+    again: Trial | None = None
+    far: Trial | None = None
+    drawn: Drawn = Drawn()
+    changed: Sequence[str] = ()
+    counters: Mapping[str, Counter] = field(default_factory=dict)
+    steady: AbstractSet[str] = frozenset()
+    unlike: Sequence[str] = ()
+    kept: Sequence[str] = ()
 
     @property
     def have_gradients(self) -> bool:
         """Whether all gradients could be computed."""
         return all(each.gradients is not None for each in (self.whole, *self.parts))
+
+    def trials_of(self, name: str) -> tuple[Trial, list[Trial]]:
+        """All samples' loss, or mean of this name, and that of each part."""
+        of_parts = [part.losses.get(name, part.losses["loss"]) for part in self.parts]
+        return self.whole.losses[name], of_parts
 
 
 class Trials:
@@ -245,17 +276,17 @@ class Trials:
             cause = error.cause if isinstance(error, SamecurveError) else f"{error}"
             return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
 
-    def tried_parts(self, rows: Rows, parts: Sequence[Rows], *, with_gradient: bool) -> TriedParts:
-        """The losses of samples and of their parts."""
-        whole = self.tried(rows, with_gradient=with_gradient)
+    def tried_in_parts(self, *, with_gradient: bool) -> Observed:
+        """The losses of the samples and of their parts."""
+        whole = self.tried(self.samples, with_gradient=with_gradient)
         self.put_back()
-        losses, failed = [], None
-        for each in parts:
-            part, error = self.tried_part(each, with_gradient=with_gradient)
+        parts, failed = [], None
+        for rows in self.parts:
+            part, error = self.tried_part(rows, with_gradient=with_gradient)
             self.put_back()
             failed = failed or error
-            losses.append(part)
-        return TriedParts(whole, losses, failed)
+            parts.append(part)
+        return Observed(whole=whole, parts=parts, failed=failed)
 
     def tried(self, rows: Rows, *, with_gradient: bool = False) -> Tried:
         """The losses, with the gradients where they can be computed."""
@@ -332,6 +363,12 @@ class Trials:
             return {"loss": Mean(_added_up(features), count)}
         losses: Mapping[str, Mean] = run(0, task.losses, microbatch.arrays, progress, phase)
         return losses
+
+
+def is_on_any_rank(setup: EngineSetup, here: bool) -> bool:  # noqa: FBT001 - one word says it
+    """Whether it is true on any rank; all ranks call it together."""
+    flag = torch.tensor(float(here), dtype=torch.float64, device=setup.device)
+    return bool(setup.comm.all_reduce(flag)() > 0)
 
 
 def two_parts(rows: Rows) -> list[Rows]:
