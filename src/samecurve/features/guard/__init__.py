@@ -95,21 +95,16 @@ def is_due(rule: SentinelRule | None, step: int, first_step: int) -> bool:
 
 
 def is_probed(plan: Plan, step: int, first_step: int) -> bool:
-    """Whether a step, counted from 0, is probed: the first of a start; steps 2, 4, 8, ...; the
-    first of each epoch up to the eighth; those after evaluations 1, 2, 4, 8, ...
-    """
-    epochs, of_epoch = divmod(step, plan.order.steps_per_epoch)
-    evaluations, since = divmod(step, plan.every.evaluate or plan.steps + 1)
-    return (
-        step == first_step
-        or _is_power(step + 1)
-        or (not of_epoch and epochs < _EPOCHS)
-        or (not since and _is_power(evaluations))
-    )
+    """Whether a step, counted from 0, is probed; the first of a start is."""
+    return step == first_step or next_probe(plan, None, step - 1) == step
 
 
 def next_probe(plan: Plan, rule: SentinelRule | None, step: int) -> int:
-    """The first step after this one that is probed, or that the sentinel checks."""
+    """The first step after this one that is probed, or that the sentinel checks.
+
+    Steps 2, 4, 8, ... are probed; the first of each epoch up to the eighth; those after evaluations
+    1, 2, 4, 8, ...
+    """
     between, of_epoch = plan.every.evaluate, plan.order.steps_per_epoch
     following = [(1 << (step + 1).bit_length()) - 1]
     if (epoch := step // of_epoch + 1) < _EPOCHS:
@@ -119,11 +114,6 @@ def next_probe(plan: Plan, rule: SentinelRule | None, step: int) -> int:
     if rule is not None:
         following.append(((step + 1) // rule.every + 1) * rule.every - 1)
     return min(following)
-
-
-def _is_power(number: int) -> bool:
-    """Whether it is 1, 2, 4, 8, ..."""
-    return number > 0 and not number & (number - 1)
 
 
 class Guard(Feature[SentinelFields, SentinelRule]):

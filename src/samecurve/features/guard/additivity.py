@@ -13,11 +13,12 @@ than a single number. Where the weights are kept in float32, the loss is compute
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from samecurve.errors import UserError
+from samecurve.units import join_words
 
 Format = Literal["f64", "f32", "narrow"]
 TOLERANCE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-5, "narrow": 1e-2}
@@ -213,23 +214,15 @@ def relative_difference(one: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _whole_and_parts(whole: Trial, parts: Sequence[Trial], numbers: Sequence[float]) -> str:
-    each = _listed(map(number_text, numbers))
-    return (
-        f"{number_text(whole.sum)} for {samples_text(whole.samples)}, {_parts_alone(parts)} {each}"
-    )
+    alone = f"{_parts_alone(parts)} {join_words([number_text(number) for number in numbers])}"
+    return f"{number_text(whole.sum)} for {samples_text(whole.samples)}, {alone}"
 
 
 def _parts_alone(parts: Sequence[Trial], *, as_for: bool = False) -> str:
     if all(part.samples == 1 for part in parts):
         return "each of them alone" if as_for else "which alone give"
-    sizes = _listed(str(part.samples) for part in parts)
+    sizes = join_words([str(part.samples) for part in parts])
     return f"{sizes} of them" if as_for else f"of which {sizes} give"
-
-
-def _listed(words: Iterable[str]) -> str:
-    """Join words as in "a, b and c"."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def samples_text(samples: int) -> str:

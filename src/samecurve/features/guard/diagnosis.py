@@ -33,19 +33,16 @@ from samecurve.features.guard.split_errors import (
     Evidence,
     Place,
     explain,
-    explain_buffer,
+    explain_deed,
     explain_draws,
     explain_failure,
     explain_state,
-    explain_thawed,
-    explain_unlike,
-    explain_written,
 )
 from samecurve.features.guard.trial_passes import graph_nodes
 from samecurve.features.guard.trials import RAISED, Observed, Rows, Trials
 from samecurve.features.guard.watched_lines import watch
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.users_code import kind_of, place_of, place_of_method
+from samecurve.torch_engine.users_code import place_of, place_of_method, users_code
 from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
@@ -83,7 +80,8 @@ class Diagnosis:
         if evidence.draws and shared_by_threads:
             return explain_draws(evidence.draws, "the devices of one process share a generator")
         if seen.unlike:
-            return explain_buffer(seen.unlike[0], evidence.state_at or evidence.loss_at)
+            where = evidence.state_at or evidence.loss_at
+            return explain_deed("buffer", where, name=seen.unlike[0])
         if is_counting and finding is None:
             return explain_state(evidence, f"{what} changes from microbatch to microbatch")
         if seen.failed and finding and finding.kind == "finite":
@@ -197,7 +195,7 @@ def unlike_error(setup: EngineSetup, cause: str) -> UserError:
     where, state = loss_place(setup), setup.features.get("task_state")
     differing = state.differing() if state else {}
     if not differing:
-        return explain_unlike(cause, where)
+        return explain_deed("rank", where, name=cause)
     from samecurve.features.task_state.torch_hooks import KEEP_IN_MODEL, shown_name
 
     name, values = next(iter(differing.items()))
@@ -231,11 +229,6 @@ def _subject(name: str) -> str:
     return "the loss" if name == "loss" else f'"{name}", logged beside the loss,'
 
 
-def thaw_error(setup: EngineSetup, name: str) -> UserError:
-    """The error of a weight that the loss thaws."""
-    return explain_thawed(name, loss_place(setup))
-
-
 def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> UserError:
     """The error of a weight that the loss writes into, with the line that does.
 
@@ -248,34 +241,17 @@ def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> U
             weight.mul_(_STRETCHED)
         reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001
         where = watch(again, GeneratorStates(setup.device), reads).changes.get(name, where)
-    return explain_written(name, where)
+    return explain_deed("written", where, name=name)
 
 
 # --- the user's functions in a backward pass
-
-
-def accumulated_hook(model: nn.Module) -> Place | None:
-    """A hook of the user's on a parameter's accumulated gradient, which it is given after each
-    microbatch, added to the gradient of the microbatches before.
-    """
-    for name, parameter in model.named_parameters():
-        hooks = parameter._post_accumulate_grad_hooks  # noqa: SLF001 - no public name
-        for hook in _users_hooks(hooks, f"a hook of {name}"):
-            return hook
-    return None
-
-
-def own_backward(model: nn.Module, loss_sum: torch.Tensor) -> Place | None:
-    """The first function of the user's in the backward pass of a loss; None: none is seen."""
-    return next(chain(_own_functions(loss_sum), _hooks(model)), None)
 
 
 def _own_functions(loss_sum: torch.Tensor) -> Iterator[Place]:
     """autograd.Functions whose backward stands in the user's code."""
     for node in graph_nodes(loss_sum):
         function: Any = getattr(node, "_forward_cls", None)
-        code = getattr(getattr(function, "backward", None), "__code__", None)
-        if code is not None and kind_of(code.co_filename) == "users":
+        if code := users_code(getattr(function, "backward", None)):
             yield Place(f"{function.__name__}.backward", place_of(code))
 
 
@@ -290,7 +266,5 @@ def _hooks(model: nn.Module) -> Iterator[Place]:
 
 
 def _users_hooks(hooks: Mapping[int, Any] | None, title: str) -> Iterator[Place]:
-    for hook in (hooks or {}).values():
-        code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-        if code is not None and kind_of(code.co_filename) == "users":
-            yield Place(title, place_of(code))
+    codes = map(users_code, (hooks or {}).values())
+    yield from (Place(title, place_of(code)) for code in codes if code)

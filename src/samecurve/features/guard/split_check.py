@@ -58,6 +58,12 @@ from samecurve.features.guard.trials import (
 from samecurve.features.guard.weights import FrozenWeights, WeightBits
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
+from samecurve.torch_engine.users_code import (
+    names_read,
+    place_of,
+    place_of_method,
+    users_code,
+)
 from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import Noted, Position
 
@@ -208,9 +214,10 @@ class SplitCheck:
         name = bits.written()
         written = trials.written or (name and (name, trials.step))
         if thawed := frozen.thawed():
-            from samecurve.features.guard.diagnosis import thaw_error
+            from samecurve.features.guard.diagnosis import loss_place
+            from samecurve.features.guard.split_errors import explain_deed
 
-            error = thaw_error(self._setup, thawed)
+            error = explain_deed("thawed", loss_place(self._setup), name=thawed)
         if written:
             from samecurve.features.guard.diagnosis import write_error
 
@@ -229,16 +236,16 @@ class SplitCheck:
         if not self._judge.agree(bool(made or moved)):
             return None
         from samecurve.features.guard.diagnosis import loss_place
-        from samecurve.features.guard.split_errors import explain_made, explain_moved
+        from samecurve.features.guard.split_errors import explain_deed
         from samecurve.features.guard.watched_lines import watch
 
         reads = {name: partial(trials.attributes.read, name) for name in moved}
         lines = watch(lambda: trials.loss_if_any(trials.samples), trials.generators, reads).changes
         trials.put_back()
         if made:
-            return explain_made(made, loss_place(self._setup))
+            return explain_deed("made", loss_place(self._setup), name=made)
         for name, where in lines.items():  # others are moved by what reads the data
-            return explain_moved(described(name), where)
+            return explain_deed("moved", where, name=described(name))
         return None
 
     # --- kept
@@ -253,8 +260,6 @@ class SplitCheck:
 
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
         """Whether a method that a feature calls after an update reads one of these attributes."""
-        from samecurve.torch_engine.users_code import names_read
-
         methods = [hooks.calls for hooks in self._setup.features.values() if hooks.calls]
         for method in (*methods, "schedule"):
             read = names_read(self._setup.task, method)
@@ -282,23 +287,22 @@ class SplitCheck:
 
     def _explained(self, name: str, reader: str, method: str) -> UserError:
         """The error of an attribute. method: of the task, which reads it."""
-        from samecurve.features.guard.split_errors import explain_kept
-        from samecurve.torch_engine.users_code import place_of_method
+        from samecurve.features.guard.split_errors import explain_deed
 
-        return explain_kept(described(name), reader, place_of_method(self._setup.task, method))
+        where = place_of_method(self._setup.task, method)
+        return explain_deed("kept", where, name=described(name), reader=reader)
 
     # --- hooks, gradient, later
 
     def _error_of_hooks(self) -> UserError | None:
-        model = self._setup.strategy.models[0]
-        hooked = (p._post_accumulate_grad_hooks for p in model.parameters())  # noqa: SLF001
-        if not any(hooked):
-            return None
-        from samecurve.features.guard.diagnosis import accumulated_hook
-        from samecurve.features.guard.split_errors import explain_hook
+        """The error of a hook of the user's that is given what a device has summed so far."""
+        for name, parameter in self._setup.strategy.models[0].named_parameters():
+            hooks = parameter._post_accumulate_grad_hooks or {}  # noqa: SLF001 - no public name
+            for code in filter(None, map(users_code, hooks.values())):
+                from samecurve.features.guard.split_errors import explain_deed
 
-        hook = accumulated_hook(model)
-        return explain_hook(hook) if hook else None
+                return explain_deed("hook", place_of(code), name=f"a hook of {name}")
+        return None
 
     def _error_of_gradients_at(self, step: int) -> UserError | None:
         return self._error_at(step, three_parts, with_gradient=self._trials.is_small())

@@ -129,9 +129,10 @@ class StepGuard:
         if written:
             raise self._write_error(written)
         if thawed := self._frozen.thawed():
-            from samecurve.features.guard.diagnosis import thaw_error
+            from samecurve.features.guard.diagnosis import loss_place
+            from samecurve.features.guard.split_errors import explain_deed
 
-            raise thaw_error(self._setup, thawed)
+            raise explain_deed("thawed", loss_place(self._setup), name=thawed)
         self._batch = self._bits = None
         return True
 

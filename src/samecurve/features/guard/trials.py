@@ -199,24 +199,20 @@ class Trials:
 
     @contextmanager
     def in_float64(self) -> Iterator[None]:
-        """Weights, buffers and rows are in float64."""
-        rows_and_format = self._having(_widens_rows=True, format=self.format)
-        with model_in_float64(self._model), self._other_buffers(), rows_and_format:
-            yield
+        """Weights, buffers and rows are in float64. put_back() restores the buffers as they are."""
+        before, model = self.buffers, self._model
+        try:
+            with (
+                model_in_float64(model),
+                self._having(_widens_rows=True, format=self.format, buffers=Buffers(model)),
+            ):
+                yield
+        finally:
+            before.put_back()
 
     def in_float64_inside(self) -> AbstractContextManager[None]:
         """Compute in float64 what an f64 run computes in float32."""
         return self._having(_widens_inside=True)
-
-    @contextmanager
-    def _other_buffers(self) -> Iterator[None]:
-        """put_back() restores the buffers as they are now."""
-        before = self.buffers
-        try:
-            with self._having(buffers=Buffers(self._model)):
-                yield
-        finally:
-            before.put_back()
 
     @contextmanager
     def _having(self, **values: object) -> Iterator[None]:
@@ -229,10 +225,10 @@ class Trials:
             vars(self).update(before)
 
     def can_widen(self) -> bool:
+        """Whether the weights can be replaced by copies in float64."""
+        is_whole = self._plan.layout.shards == 1 and not _changes_products(self._setup)
         is_moved = any(hooks.moves_weights for hooks in self._setup.features.values())
-        as_they_are = self._plan.layout.shards == 1 and not is_moved
-        as_they_are = as_they_are and not _changes_products(self._setup)
-        return as_they_are and self.is_small()
+        return is_whole and not is_moved and self.is_small()
 
     def is_small(self) -> bool:
         """Whether a second copy of the weights has room."""

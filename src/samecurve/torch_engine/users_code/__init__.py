@@ -117,9 +117,18 @@ def shown_path(path: str) -> str:
 
 
 def _code(task: object, method: str) -> CodeType | None:
-    function = getattr(getattr(task, "task", task), method, None)
+    return _code_of(getattr(getattr(task, "task", task), method, None))
+
+
+def _code_of(function: object) -> CodeType | None:
     code: CodeType | None = getattr(getattr(function, "__func__", function), "__code__", None)
     return code
+
+
+def users_code(function: object) -> CodeType | None:
+    """The code of a function or method of the user's; None: it is none."""
+    code = _code_of(function)
+    return code if code is not None and kind_of(code.co_filename) == "users" else None
 
 
 def has_users_code(task: object, model: nn.Module) -> bool:
@@ -129,8 +138,7 @@ def has_users_code(task: object, model: nn.Module) -> bool:
 
 def is_users(kind: type) -> bool:
     """Whether a class is of the user's code."""
-    codes = [getattr(one, "__code__", None) for one in tuple(vars(kind).values())]
-    return any(code is not None and kind_of(code.co_filename) == "users" for code in codes)
+    return any(map(users_code, tuple(vars(kind).values())))
 
 
 def equal(one: object, other: object) -> bool:
