@@ -59,25 +59,19 @@ class Diagnosis:
         self._setup, self._trials = setup, trials
 
     def error_of(
-        self,
-        seen: Observed,
-        finding: Finding | None,
-        *,
-        is_counting: bool,
-        of_gradient: bool,
-        shared_by_threads: bool,
+        self, seen: Observed, finding: Finding | None, *, of_gradient: bool
     ) -> UserError | None:
         """The most likely cause; None: this rank has found nothing.
 
-        is_counting: the loss depends on how many microbatches came before
         of_gradient: on some rank it is the gradient that does not add up
-        shared_by_threads: the devices of this process draw from one generator
         """
+        tolerance = TOLERANCE[self._trials.format]
+        is_counting = seen.is_counting(tolerance)
         evidence = self._evidence(seen, finding, is_counting=is_counting, of_gradient=of_gradient)
         drawn, what = seen.drawn, evidence.what
         if evidence.draws and (drawn.moved or (drawn.seeded and finding)):
             return explain_draws(evidence.draws, f"{what} {finding.text}" if finding else "")
-        if evidence.draws and shared_by_threads:
+        if evidence.draws and drawn.is_shared(self._setup):
             return explain_draws(evidence.draws, "the devices of one process share a generator")
         if seen.unlike:
             where = evidence.state_at or evidence.loss_at
@@ -87,7 +81,7 @@ class Diagnosis:
         if seen.failed and finding and finding.kind == "finite":
             return explain_failure(seen.whole.losses["loss"], seen.failed)
         if finding:
-            return explain(finding, evidence, rounded=TOLERANCE[self._trials.format])
+            return explain(finding, evidence, rounded=tolerance)
         return None
 
     def _evidence(

@@ -38,7 +38,13 @@ from samecurve.features.guard.additivity import (
     lines_or_refuse,
     rounding_line,
 )
-from samecurve.features.guard.verdict import CheckedGradient, Row, alike, judge
+from samecurve.features.guard.verdict import (
+    CheckedGradient,
+    Row,
+    alike,
+    hosts_of_devices,
+    judge,
+)
 from samecurve.jax_engine.array_types import Arrays
 from samecurve.jax_engine.bit_sums import bit_sums
 from samecurve.jax_engine.checkpoint import State, all_params
@@ -168,18 +174,14 @@ class Hooks(JaxHooks):
         return samples
 
     def _hosts(self) -> list[str]:
-        """The host of each device; empty: there is one host."""
-        layout = self.engine.plan.layout
-        if layout.world_size == 1:
+        if self.engine.plan.layout.world_size == 1:
             return []
         from jax.experimental.multihost_utils import process_allgather
 
         name = socket.gethostname().encode()[:_HOST_NAME].ljust(_HOST_NAME)
         names = np.asarray(process_allgather(np.frombuffer(name, np.uint8)))
         by_process = [bytes(row).decode(errors="replace").strip() for row in names]
-        each = layout.num_devices // layout.world_size
-        hosts = [host for host in by_process for _ in range(each)]
-        return hosts if len(set(hosts)) > 1 else []
+        return hosts_of_devices(self.engine.plan, by_process)
 
 
 def whole_rows_error(

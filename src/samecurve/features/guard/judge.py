@@ -49,12 +49,12 @@ _LAST_DIGITS = 1e-12  # what float64 rounds, relative
 class Judge:
     """Finds what is wrong with the losses that were tried; all ranks call it together.
 
-    rounded: lines for the user about what an f64 run computes in float32
+    notes: lines for the user about what is not wrong and good to know
     """
 
     def __init__(self, setup: EngineSetup, trials: Trials) -> None:
         self._setup, self._trials = setup, trials
-        self.rounded: list[str] = []
+        self.notes: list[str] = []
 
     def error_of(self, seen: Observed) -> tuple[UserError | None, bool]:
         """The error, the same on every rank; and whether the loss repeats."""
@@ -129,15 +129,9 @@ class Judge:
         return repeat or compare_parts(whole, parts, tolerance)
 
     def _is_suspect(self, seen: Observed, finding: Finding | None) -> bool:
-        is_drawn = seen.drawn.moved or self._threads_share_a_generator(seen)
-        return bool(finding or is_drawn or seen.unlike or self._is_counting(seen))
-
-    def _is_counting(self, seen: Observed) -> bool:
-        """Whether the loss depends on how many microbatches came before."""
-        if seen.far is None:
-            return False
-        whole, tolerance = seen.whole.losses["loss"], TOLERANCE[self._trials.format]
-        return compare_repeats(whole, seen.far, tolerance) is not None
+        is_drawn = seen.drawn.moved or seen.drawn.is_shared(self._setup)
+        is_counting = seen.is_counting(TOLERANCE[self._trials.format])
+        return bool(finding or is_drawn or seen.unlike or is_counting)
 
     def agree(self, here: bool) -> bool:  # noqa: FBT001 - one word says it
         """Whether it is true on any rank."""
@@ -160,10 +154,6 @@ class Judge:
         whole, *parts = (each.gradients or {} for each in (seen.whole, *seen.parts))
         norms = norms_of(self._setup, whole, parts)
         return compare_gradients(*seen.trials_of("loss"), norms, tolerance)
-
-    def _threads_share_a_generator(self, seen: Observed) -> bool:
-        """Whether the devices of this process draw from one generator."""
-        return seen.drawn.seeded and self._setup.has_several_devices
 
     def _second_opinion(self, finding: Finding | None, stack: ExitStack) -> Finding | None:
         """The finding in float64, which is in use until the stack closes; where float64 can't be
@@ -249,8 +239,7 @@ class Judge:
                 f". The task keeps {first_and_count([f'self.{path}' for path in kept])} in float32:"
                 " what model() returns takes the run's format (nn.ModuleDict holds several models)"
             )
-        if line not in self.rounded:
-            self.rounded.append(line)
+        self.notes.append(line)
 
     def _diagnosed(self, seen: Observed, finding: Finding | None) -> UserError | None:
         from samecurve.features.guard.diagnosis import Diagnosis
@@ -258,9 +247,7 @@ class Judge:
         return Diagnosis(self._setup, self._trials).error_of(
             seen,
             finding,
-            is_counting=self._is_counting(seen),
             of_gradient=self.agree(finding is not None and finding.kind == "gradient"),
-            shared_by_threads=self._threads_share_a_generator(seen),
         )
 
     def error_between_ranks(self, tried: Tried, samples: Sequence[int]) -> UserError | None:

@@ -19,7 +19,14 @@ from samecurve.errors import UserError
 from samecurve.features.guard import Chosen, SentinelRule
 from samecurve.features.guard.shared_microbatch import copy_of
 from samecurve.features.guard.trial_passes import dense_and_real, graph_nodes
-from samecurve.features.guard.verdict import CheckedGradient, Finding, Row, alike, judge
+from samecurve.features.guard.verdict import (
+    CheckedGradient,
+    Finding,
+    Row,
+    alike,
+    hosts_of_devices,
+    judge,
+)
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.precision import in_precision, on_device
@@ -226,13 +233,9 @@ class Recomputation:
         )
 
     def _hosts(self) -> list[str]:
-        """The host of each device; empty: there is one host."""
-        comm = self._setup.comm
-        if comm.group is None:
-            return []
-        texts = texts_of_all(comm, socket.gethostname().encode(), self._setup.device)
-        hosts = [text.decode() for text in texts for _ in self._plan.layout.devices_of(comm.rank)]
-        return hosts if len(set(hosts)) > 1 else []
+        host = socket.gethostname().encode()
+        texts = texts_of_all(self._setup.comm, host, self._setup.device)
+        return hosts_of_devices(self._plan, [text.decode() for text in texts])
 
 
 class _ReentrantError(UserError):

@@ -108,7 +108,6 @@ class SplitCheck:
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials)
         self._look = FirstLook(setup, self._trials, self._judge)
-        self._notes: list[str] = []
         self._frozen: set[str] = set()  # weights, by the loss of the first step
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
         # buffers that some pass has changed, and those that each pass changes in the same way
@@ -128,8 +127,8 @@ class SplitCheck:
                 self._refuse_writes(bits, frozen)
             if verdict.error:
                 break
-        notes = () if verdict.error else (*self._judge.rounded, *dict.fromkeys(self._notes))
-        return SplitVerdict(verdict.error, verdict.repeats, self._steady, notes)
+        notes = () if verdict.error else list(dict.fromkeys(self._judge.notes))
+        return replace(verdict, notes=notes)
 
     def error_in_step(self, phase_number: int, noted: Noted) -> UserError | None:
         """The error of a few samples in parts, in a step that has begun: of the loss, of the means
@@ -388,5 +387,5 @@ class SplitCheck:
         if compared.left_out:
             strategy = self._plan.layout.strategy
             note = f"{strategy} was not compared with one device: {compared.left_out}"
-            self._notes.append(f"{note}; samecurve verify compares whole steps")
+            self._judge.notes.append(f"{note}; samecurve verify compares whole steps")
         return self._judge.shared(compared.error)

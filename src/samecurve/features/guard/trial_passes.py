@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from samecurve.core.protocols import MicroBatch
-from samecurve.features.guard.additivity import GradientNorms
+from samecurve.features.guard.additivity import Format, GradientNorms
 from samecurve.torch_engine.optimizers import own_part
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.users_code import caller, site_of
@@ -31,6 +31,21 @@ DIRECTIONS = 4
 _CHUNK = 1 << 10  # numbers that have directions of their own
 _ROWS = 1 << 8  # chunks that have signs of their own
 _AT_ONCE = 1 << 22  # numbers that are made float64 at once
+
+
+def format_of(setup: EngineSetup) -> Format:
+    """The format of losses: wider than in a step, where the weights are kept in a wider one."""
+    plan = setup.plan
+    if plan.compute.precision == "f64":
+        return "f64"
+    is_narrow = plan.compute.precision in {"bf16", "f16"}
+    is_narrow = changes_products(setup) or (is_narrow and plan.layout.shards > 1)
+    return "narrow" if is_narrow else "f32"
+
+
+def changes_products(setup: EngineSetup) -> bool:
+    """Whether a feature computes products in another format than the weights say."""
+    return any(hooks.changes_products for hooks in setup.features.values())
 
 
 class NarrowestFormat(TorchFunctionMode):

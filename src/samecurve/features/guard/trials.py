@@ -17,10 +17,12 @@ import torch
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.features.guard.additivity import Format, Trial
+from samecurve.features.guard.additivity import Trial, compare_repeats
 from samecurve.features.guard.trial_passes import (
     Digests,
     Float64Inside,
+    changes_products,
+    format_of,
     full_float32,
     gradients_of,
     model_in_float64,
@@ -79,6 +81,10 @@ class Drawn(NamedTuple):
     moved: Sequence[str] = ()
     seeded: bool = False
 
+    def is_shared(self, setup: EngineSetup) -> bool:
+        """Whether the devices of one process draw from one generator."""
+        return self.seeded and setup.has_several_devices
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
@@ -109,6 +115,11 @@ class Observed:
         """Whether all gradients could be computed."""
         return all(each.gradients is not None for each in (self.whole, *self.parts))
 
+    def is_counting(self, tolerance: float) -> bool:
+        """Whether the loss depends on how many microbatches came before."""
+        whole = self.whole.losses["loss"]
+        return self.far is not None and bool(compare_repeats(whole, self.far, tolerance))
+
     def trials_of(self, name: str) -> tuple[Trial, list[Trial]]:
         """All samples' loss, or mean of this name, and that of each part."""
         of_parts = [part.losses.get(name, part.losses["loss"]) for part in self.parts]
@@ -135,7 +146,7 @@ class Trials:
         self.step, self.name = rows.step, "loss"
         self.phases = list(setup.task.phases) or [""]
         self.phase_number = 0
-        self.format = _format_of(setup)
+        self.format = format_of(setup)
         self._with_grad = self._widens_rows = self._widens_inside = False
         self.written: tuple[str, int] | None = None
 
@@ -226,7 +237,7 @@ class Trials:
 
     def can_widen(self) -> bool:
         """Whether the weights can be replaced by copies in float64."""
-        is_whole = self._plan.layout.shards == 1 and not _changes_products(self._setup)
+        is_whole = self._plan.layout.shards == 1 and not changes_products(self._setup)
         is_moved = any(hooks.moves_weights for hooks in self._setup.features.values())
         return is_whole and not is_moved and self.is_small()
 
@@ -268,9 +279,9 @@ class Trials:
         try:
             return self.tried(rows, with_gradient=with_gradient), None
         except RAISED as error:
-            where = error.where if isinstance(error, SamecurveError) else ""
-            cause = error.cause if isinstance(error, SamecurveError) else f"{error}"
-            return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
+            told = error if isinstance(error, SamecurveError) else UserError(f"{error}")
+            failed = UserError(told.cause, where=told.where)
+            return Tried({"loss": no_trial(rows)}), failed
 
     def tried_in_parts(self, *, with_gradient: bool) -> Observed:
         """The losses of the samples and of their parts."""
@@ -302,11 +313,8 @@ class Trials:
     def features_of(self, rows: Rows) -> Arrays:
         """The features, for a task that has batch_loss()."""
         microbatch, setup = self._microbatch(rows), self._setup
-        phase, progress = self.phases[self.phase_number], self._plan.progress_at(self.step)
         with self._within(microbatch):
-            features: Arrays = setup.strategy.call(
-                0, setup.task.features, microbatch.arrays, progress, phase
-            )
+            features: Arrays = self._run(setup.strategy.call, setup.task.features, microbatch)
         return features
 
     def _with_gradients(self, rows: Rows) -> Tried:
@@ -351,14 +359,17 @@ class Trials:
             self.written = name, self.step
 
     def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
-        task, phase = self._setup.task, self.phases[self.phase_number]
-        progress = self._plan.progress_at(self.step)
+        task = self._setup.task
         if self._plan.sees_whole_batch:
-            features = run(0, task.features, microbatch.arrays, progress, phase)
+            features = self._run(run, task.features, microbatch)
             count = len(next(iter(microbatch.arrays.values())))
             return {"loss": Mean(_added_up(features), count)}
-        losses: Mapping[str, Mean] = run(0, task.losses, microbatch.arrays, progress, phase)
+        losses: Mapping[str, Mean] = self._run(run, task.losses, microbatch)
         return losses
+
+    def _run(self, run: Run, method: Callable[..., Any], microbatch: MicroBatch) -> Any:
+        phase, progress = self.phases[self.phase_number], self._plan.progress_at(self.step)
+        return run(0, method, microbatch.arrays, progress, phase)
 
 
 def is_on_any_rank(setup: EngineSetup, here: bool) -> bool:  # noqa: FBT001 - one word says it
@@ -387,21 +398,6 @@ def no_trial(rows: Rows) -> Trial:
     return Trial(len(rows), math.nan, math.nan)
 
 
-def _format_of(setup: EngineSetup) -> Format:
-    """The format of losses: wider than in a step, where the weights are kept in a wider one."""
-    plan = setup.plan
-    if plan.compute.precision == "f64":
-        return "f64"
-    is_narrow = plan.compute.precision in {"bf16", "f16"}
-    is_narrow = _changes_products(setup) or (is_narrow and plan.layout.shards > 1)
-    return "narrow" if is_narrow else "f32"
-
-
-def _changes_products(setup: EngineSetup) -> bool:
-    """Whether a feature computes products in another format than the weights say."""
-    return any(hooks.changes_products for hooks in setup.features.values())
-
-
 def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """A single number for features with a row a sample. It adds up over samples if each row depends
     on its own sample only.
@@ -420,15 +416,12 @@ def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _as_trials(losses: Mapping[str, Mean], samples: int) -> dict[str, Trial]:
-    return {
-        name: Trial(samples, float(loss.sum), float(loss.weight)) for name, loss in losses.items()
-    }
+    numbers = {name: (float(loss.sum), float(loss.weight)) for name, loss in losses.items()}
+    return {name: Trial(samples, *of_loss) for name, of_loss in numbers.items()}
 
 
 def _wants_gradient(error: BaseException) -> bool:
     """Whether a loss failed because it takes gradients itself."""
     causes = [error, error.__cause__, error.__context__]
-    return any(
-        isinstance(cause, RuntimeError) and "does not require grad" in str(cause)
-        for cause in causes
-    )
+    texts = [str(cause) for cause in causes if isinstance(cause, RuntimeError)]
+    return any("does not require grad" in text for text in texts)

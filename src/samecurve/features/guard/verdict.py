@@ -32,6 +32,13 @@ def alike(plan: Plan) -> list[list[int]]:
     return list(by_name.values())
 
 
+def hosts_of_devices(plan: Plan, names: Sequence[str]) -> list[str]:
+    """The host of each device; empty: there is one host. names: of the processes' hosts"""
+    if len(set(names)) == 1:
+        return []
+    return [name for rank, name in enumerate(names) for _ in plan.layout.devices_of(rank)]
+
+
 @dataclass(frozen=True)
 class Finding:
     """A difference between computations of one gradient.
