@@ -55,6 +55,26 @@ class Trial(NamedTuple):
     weight: float
 
 
+def no_trial(rows: Sequence[int]) -> Trial:
+    """The trial of a loss that can't be computed."""
+    return Trial(len(rows), math.nan, math.nan)
+
+
+def two_parts(rows: Sequence[int]) -> list[Sequence[int]]:
+    """Two unequal parts in reversed order; a single row is not divided."""
+    turned = list(reversed(rows))
+    if len(turned) < 2:
+        return [turned]
+    cut = max(1, 3 * len(turned) // 8)
+    return [turned[:cut], turned[cut:]]
+
+
+def three_parts(rows: Sequence[int]) -> list[Sequence[int]]:
+    """Two parts of one row each and the rest, in reversed order."""
+    turned = list(reversed(rows))
+    return [part for part in (turned[:1], turned[1:2], turned[2:]) if part]
+
+
 class GradientNorms(NamedTuple):
     """Norms of one parameter's gradient.
 

@@ -42,7 +42,7 @@ from samecurve.features.guard.trial_passes import graph_nodes
 from samecurve.features.guard.trials import RAISED, Observed, Rows, Trials
 from samecurve.features.guard.watched_lines import watch
 from samecurve.torch_engine.step.setup import EngineSetup
-from samecurve.torch_engine.users_code import place_of, place_of_method, users_code
+from samecurve.torch_engine.users_code import loss_place, place_of, users_code
 from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import GeneratorStates
 
@@ -177,11 +177,6 @@ class Diagnosis:
         if self._setup.plan.sees_whole_batch:
             what = "features(), added up,"
         return what if trials.step == trials.rows.step else f"{what} at step {trials.step}"
-
-
-def loss_place(setup: EngineSetup) -> str:
-    """file:line at which the user's loss begins."""
-    return place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
 
 
 def unlike_error(setup: EngineSetup, cause: str) -> UserError:

@@ -12,9 +12,10 @@ from samecurve.features.guard.additivity import (
     Trial,
     compare_parts,
     compare_repeats,
+    no_trial,
 )
 from samecurve.features.guard.judge import Judge
-from samecurve.features.guard.trials import Drawn, Observed, Trials, Tried, no_trial
+from samecurve.features.guard.trials import Drawn, Observed, Trials, Tried
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.users_code import equal

@@ -37,6 +37,7 @@ from samecurve.features.guard.additivity import (
     compare_parts,
     lines_or_refuse,
     rounding_line,
+    two_parts,
 )
 from samecurve.features.guard.verdict import (
     CheckedGradient,
@@ -193,8 +194,7 @@ def whole_rows_error(
     count: the number of rows
     """
     rows = range(count)
-    cut = max(1, 3 * count // 8)
-    parts = [rows[:cut], rows[cut:]]
+    parts = two_parts(rows)
     (whole, idle), *of_parts = map(sums_of, (rows, *parts))
     tolerance = SURE[_FORMATS.get(plan.compute.precision, "narrow")]
     names = [name.removesuffix(".sum") for name in whole if name.endswith(".sum")]

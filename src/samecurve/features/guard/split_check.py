@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from samecurve.core.feature_list import brought_by
 from samecurve.core.protocols import TrialRows
@@ -42,6 +43,8 @@ from samecurve.features.guard.additivity import (
     has_even_weights,
     rows_of_odd_weight,
     steps_tried,
+    three_parts,
+    two_parts,
 )
 from samecurve.features.guard.first_look import FirstLook
 from samecurve.features.guard.judge import Judge
@@ -52,13 +55,12 @@ from samecurve.features.guard.trials import (
     Rows,
     Stage,
     Trials,
-    three_parts,
-    two_parts,
 )
 from samecurve.features.guard.weights import FrozenWeights, WeightBits
 from samecurve.torch_engine.step.setup import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.users_code import (
+    loss_place,
     names_read,
     place_of,
     place_of_method,
@@ -66,6 +68,9 @@ from samecurve.torch_engine.users_code import (
 )
 from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import Noted, Position
+
+if TYPE_CHECKING:
+    from samecurve.features.guard.split_errors import Deed
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 
@@ -108,7 +113,7 @@ class SplitCheck:
         self._trials = Trials(setup, rows, stage)
         self._judge = Judge(setup, self._trials)
         self._look = FirstLook(setup, self._trials, self._judge)
-        self._frozen: set[str] = set()  # weights, by the loss of the first step
+        self._frozen = FrozenWeights(setup.strategy)  # by the loss of the first step, once tried
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
         # buffers that some pass has changed, and those that each pass changes in the same way
         self._moving: set[str] = set()
@@ -146,7 +151,7 @@ class SplitCheck:
     def _verdict_of_phase(self) -> SplitVerdict:
         """The list above, step by step."""
         seen = self._look.observed()
-        self._frozen = self._frozen_weights()
+        self._frozen = FrozenWeights(self._setup.strategy)
         self._moving |= seen.steady
         self._steady |= seen.steady
         error, repeats = self._judge.error_of(seen)
@@ -213,10 +218,7 @@ class SplitCheck:
         name = bits.written()
         written = trials.written or (name and (name, trials.step))
         if thawed := frozen.thawed():
-            from samecurve.features.guard.diagnosis import loss_place
-            from samecurve.features.guard.split_errors import explain_deed
-
-            error = explain_deed("thawed", loss_place(self._setup), name=thawed)
+            error = _explained("thawed", loss_place(self._setup), name=thawed)
         if written:
             from samecurve.features.guard.diagnosis import write_error
 
@@ -234,17 +236,15 @@ class SplitCheck:
         moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
         if not self._judge.agree(bool(made or moved)):
             return None
-        from samecurve.features.guard.diagnosis import loss_place
-        from samecurve.features.guard.split_errors import explain_deed
         from samecurve.features.guard.watched_lines import watch
 
         reads = {name: partial(trials.attributes.read, name) for name in moved}
         lines = watch(lambda: trials.loss_if_any(trials.samples), trials.generators, reads).changes
         trials.put_back()
         if made:
-            return explain_deed("made", loss_place(self._setup), name=made)
+            return _explained("made", loss_place(self._setup), name=made)
         for name, where in lines.items():  # others are moved by what reads the data
-            return explain_deed("moved", where, name=described(name))
+            return _explained("moved", where, name=described(name))
         return None
 
     # --- kept
@@ -264,7 +264,7 @@ class SplitCheck:
             read = names_read(self._setup.task, method)
             for name in names:
                 if name.rpartition(".")[2] in read:
-                    return self._explained(name, f"{method}()", method)
+                    return self._error_of_reader(name, f"{method}()", method)
         return None
 
     def _error_of_earlier_phases(self) -> UserError | None:
@@ -279,17 +279,14 @@ class SplitCheck:
             trials.put_back()
         one, other = losses
         if one and other and compare_repeats(one, other, TOLERANCE[trials.format]):
-            return self._explained(
-                self._kept[0], f"the loss of phase {trials.phases[number]}", "loss"
-            )
+            reader = f"the loss of phase {trials.phases[number]}"
+            return self._error_of_reader(self._kept[0], reader, "loss")
         return None
 
-    def _explained(self, name: str, reader: str, method: str) -> UserError:
+    def _error_of_reader(self, name: str, reader: str, method: str) -> UserError:
         """The error of an attribute. method: of the task, which reads it."""
-        from samecurve.features.guard.split_errors import explain_deed
-
         where = place_of_method(self._setup.task, method)
-        return explain_deed("kept", where, name=described(name), reader=reader)
+        return _explained("kept", where, name=described(name), reader=reader)
 
     # --- hooks, gradient, later
 
@@ -298,9 +295,7 @@ class SplitCheck:
         for name, parameter in self._setup.strategy.models[0].named_parameters():
             hooks = parameter._post_accumulate_grad_hooks or {}  # noqa: SLF001 - no public name
             for code in filter(None, map(users_code, hooks.values())):
-                from samecurve.features.guard.split_errors import explain_deed
-
-                return explain_deed("hook", place_of(code), name=f"a hook of {name}")
+                return _explained("hook", place_of(code), name=f"a hook of {name}")
         return None
 
     def _error_of_gradients_at(self, step: int) -> UserError | None:
@@ -345,17 +340,13 @@ class SplitCheck:
         """The error of a weight that the loss of the first step freezes, and that of this step does
         not, where all ranks gather weights in one order.
         """
-        thawed = sorted(self._frozen - self._frozen_weights())
+        thawed = self._frozen.thawed()
         if not self._judge.agree(bool(thawed and self._setup.strategy.gathers_weights)):
             return None
         from samecurve.torch_engine.strategies.sharded.gathers import another_frozen
 
-        error = another_frozen(thawed[0], is_frozen=False) if thawed else None
+        error = another_frozen(thawed, is_frozen=False) if thawed else None
         return self._judge.shared(error)
-
-    def _frozen_weights(self) -> set[str]:
-        named = self._setup.strategy.models[0].named_parameters()
-        return {name for name, weight in named if not weight.requires_grad}
 
     def _error_of_parts(
         self, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False
@@ -389,3 +380,10 @@ class SplitCheck:
             note = f"{strategy} was not compared with one device: {compared.left_out}"
             self._judge.notes.append(f"{note}; samecurve verify compares whole steps")
         return self._judge.shared(compared.error)
+
+
+def _explained(deed: "Deed", where: str, **names: str) -> UserError:
+    """The error in words, which are imported only now."""
+    from samecurve.features.guard.split_errors import explain_deed
+
+    return explain_deed(deed, where, **names)

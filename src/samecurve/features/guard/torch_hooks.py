@@ -40,6 +40,7 @@ from samecurve.features.guard.weights import (
 from samecurve.torch_engine.randomness.microbatch_context import StagedKeys
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
 from samecurve.torch_engine.step.training_step import TrainingStep
+from samecurve.torch_engine.users_code import loss_place
 from samecurve.torch_engine.users_code.holders import HeldByTask
 from samecurve.torch_engine.users_code.side_effects import Noted, undone
 
@@ -129,7 +130,6 @@ class StepGuard:
         if written:
             raise self._write_error(written)
         if thawed := self._frozen.thawed():
-            from samecurve.features.guard.diagnosis import loss_place
             from samecurve.features.guard.split_errors import explain_deed
 
             raise explain_deed("thawed", loss_place(self._setup), name=thawed)

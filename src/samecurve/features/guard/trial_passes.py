@@ -7,7 +7,7 @@ of its parts, or with another device's: by sums of squares, and by projections o
 directions, which add up as gradients do. Only one gradient is held at a time.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Self, cast
@@ -180,6 +180,23 @@ def model_in_float64(model: nn.Module) -> Iterator[None]:
             parameter.data = data
         for module, name, buffer in buffers:
             setattr(module, name, buffer)
+
+
+def added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """A single number for features with a row a sample. It adds up over samples if each row depends
+    on its own sample only.
+
+    Each number of a row has a weight of its own, the same in every row, and is bent (asinh): rows
+    minus their mean would add up to 0 however they are divided.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for feature in features.values():
+        rows = torch.view_as_real(feature) if feature.is_complex() else feature
+        rows = rows.reshape(len(feature), -1).double()
+        places = torch.arange(rows.shape[1], dtype=torch.float64, device=rows.device)
+        weights = 1 + places.cos() / 2
+        total = total.to(rows.device) + (rows.asinh() * weights).sum()
+    return total
 
 
 # --- gradients

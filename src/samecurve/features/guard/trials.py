@@ -4,7 +4,6 @@ A loss is computed as in a step, but in wider formats where that is possible, an
 its running statistics. put_back() restores the model, the task and the random generators.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -17,10 +16,11 @@ import torch
 from samecurve.core.determinism.mean import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.features.guard.additivity import Trial, compare_repeats
+from samecurve.features.guard.additivity import Trial, compare_repeats, no_trial, two_parts
 from samecurve.features.guard.trial_passes import (
     Digests,
     Float64Inside,
+    added_up,
     changes_products,
     format_of,
     full_float32,
@@ -363,7 +363,7 @@ class Trials:
         if self._plan.sees_whole_batch:
             features = self._run(run, task.features, microbatch)
             count = len(next(iter(microbatch.arrays.values())))
-            return {"loss": Mean(_added_up(features), count)}
+            return {"loss": Mean(added_up(features), count)}
         losses: Mapping[str, Mean] = self._run(run, task.losses, microbatch)
         return losses
 
@@ -376,43 +376,6 @@ def is_on_any_rank(setup: EngineSetup, here: bool) -> bool:  # noqa: FBT001 - on
     """Whether it is true on any rank; all ranks call it together."""
     flag = torch.tensor(float(here), dtype=torch.float64, device=setup.device)
     return bool(setup.comm.all_reduce(flag)() > 0)
-
-
-def two_parts(rows: Rows) -> list[Rows]:
-    """Two unequal parts in reversed order; a single row is not divided."""
-    turned = list(reversed(rows))
-    if len(turned) < 2:
-        return [turned]
-    cut = max(1, 3 * len(turned) // 8)
-    return [turned[:cut], turned[cut:]]
-
-
-def three_parts(rows: Rows) -> list[Rows]:
-    """Two parts of one row each and the rest, in reversed order."""
-    turned = list(reversed(rows))
-    return [part for part in (turned[:1], turned[1:2], turned[2:]) if part]
-
-
-def no_trial(rows: Rows) -> Trial:
-    """The trial of a loss that can't be computed."""
-    return Trial(len(rows), math.nan, math.nan)
-
-
-def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """A single number for features with a row a sample. It adds up over samples if each row depends
-    on its own sample only.
-
-    Each number of a row has a weight of its own, the same in every row, and is bent (asinh): rows
-    minus their mean would add up to 0 however they are divided.
-    """
-    total = torch.zeros((), dtype=torch.float64)
-    for feature in features.values():
-        rows = torch.view_as_real(feature) if feature.is_complex() else feature
-        rows = rows.reshape(len(feature), -1).double()
-        places = torch.arange(rows.shape[1], dtype=torch.float64, device=rows.device)
-        weights = 1 + places.cos() / 2
-        total = total.to(rows.device) + (rows.asinh() * weights).sum()
-    return total
 
 
 def _as_trials(losses: Mapping[str, Mean], samples: int) -> dict[str, Trial]:

@@ -19,7 +19,7 @@ from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
 from samecurve.torch_engine.step.setup import State
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.users_code import is_users, names_read
+from samecurve.torch_engine.users_code import is_users, loss_place, names_read
 from samecurve.torch_engine.users_code.holders import Variables
 from samecurve.torch_engine.users_code.side_effects import Attributes, Position
 
@@ -176,8 +176,6 @@ class Hooks(TorchHooks):
                 break
         if not names:
             return
-        from samecurve.features.guard.diagnosis import loss_place
-
         first = shown_name(names[0])
         raise UserError(
             f"the training depends on {first}, which changes as it goes and {failing[names[0]]}: a"

@@ -8,13 +8,16 @@ from collections import deque
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 import samecurve
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.step.setup import EngineSetup
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -65,6 +68,11 @@ def place_of_method(task: object, method: str) -> str:
     """file:line at which a task's method begins."""
     code = _code(task, method)
     return place_of(code) if code else "task"
+
+
+def loss_place(setup: "EngineSetup") -> str:
+    """file:line at which the user's loss begins."""
+    return place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
 
 
 def place_of(code: CodeType) -> str:
