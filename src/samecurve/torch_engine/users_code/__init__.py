@@ -129,14 +129,14 @@ def _code(task: object, method: str) -> CodeType | None:
 
 
 def _code_of(function: object) -> CodeType | None:
-    code: CodeType | None = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def users_code(function: object) -> CodeType | None:
     """The code of a function or method of the user's; None: it is none."""
     code = _code_of(function)
-    return code if code is not None and kind_of(code.co_filename) == "users" else None
+    return code if code and kind_of(code.co_filename) == "users" else None
 
 
 def has_users_code(task: object, model: nn.Module) -> bool:
