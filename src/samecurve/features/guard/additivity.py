@@ -108,14 +108,12 @@ class Finding:
 
 def compare_repeats(whole: Trial, again: Trial, tolerance: float) -> Finding | None:
     """Compare the losses of the same samples, computed twice; None: they agree."""
-    difference = max(
-        relative_difference([whole.sum], [again.sum]),
-        relative_difference([whole.weight], [again.weight]),
-    )
+    off = relative_difference([whole.sum], [again.sum])
+    difference = max(off, relative_difference([whole.weight], [again.weight]))
     if difference <= tolerance:
         return None
     what, first, second = "sum", whole.sum, again.sum
-    if relative_difference([whole.sum], [again.sum]) <= tolerance:
+    if off <= tolerance:
         what, first, second = "weight", whole.weight, again.weight
     text = f"gives the {what} {_shown(first, second)} for the same {samples_text(whole.samples)}"
     return Finding("repeat", text, difference)

@@ -32,28 +32,12 @@ _VIEWS = (
     " a sample side by side, torch.stack([view_1, view_2], 1).flatten(0, 1), whose results"
     " .unflatten(0, (-1, 2)) takes apart; else "
 )
-# functions of torch that return a mean by default
+# functions of torch that return a mean by default, beside those whose names end in "_loss"
 _LOSSES = frozenset({
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
     "cross_entropy",
-    "ctc_loss",
-    "gaussian_nll_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
     "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
 })  # fmt: skip
 _DIVISIONS = frozenset({"div", "__truediv__", "true_divide", "div_", "mean"})
 
@@ -329,7 +313,8 @@ def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: 
         remedy = f"{views}a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
         return UserError(f"{by}{cause}", remedy, where)
     name = place.function.rpartition(".")[2]
-    if place.how == "reduced" and place.is_number and name in _LOSSES | _DIVISIONS:
+    divides = name.endswith("_loss") or name in _LOSSES | _DIVISIONS
+    if place.how == "reduced" and place.is_number and divides:
         return UserError(
             f"{place.function} divides within the microbatch: {cause}",
             f"leave the division to the program: {RETURN_MEAN}",
