@@ -30,9 +30,9 @@ BLIND: dict[str, list[tuple[str, Any]]] = {
         (f"{GUARD}.judge.Judge.error_of_means", None),
         (f"{GUARD}.judge.Judge.error_of_gradients", None),
     ],
-    "rank": [(f"{GUARD}.split_check.error_between_ranks", None)],
-    "all": [(f"{GUARD}.step_guard.StepGuard._probe", None)],
-    "write": [(f"{GUARD}.written_weights.WeightBits.written", "")],
+    "rank": [(f"{GUARD}.judge.Judge.error_between_ranks", None)],
+    "all": [(f"{GUARD}.torch_hooks.StepGuard._probe", None)],
+    "write": [(f"{GUARD}.weights.WeightBits.written", "")],
 }
 
 

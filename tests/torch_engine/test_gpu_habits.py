@@ -8,7 +8,7 @@ import torch
 
 from samecurve.core.config.document import Document
 from samecurve.core.config.loading import load
-from samecurve.features.guard.trial_conditions import full_float32
+from samecurve.features.guard.trial_passes import full_float32
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.model.model_setup import seeded
 from samecurve.torch_engine.step.step_metrics import PeakMemory

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch.distributed as dist
@@ -15,6 +16,7 @@ from live_bytes import LiveBytes
 from samecurve import Mean
 from samecurve.core.config.sections import Config
 from samecurve.torch_engine.optimizers import local_view
+from samecurve.torch_engine.process_group import Comm
 from worlds import Pool
 
 WIDTH, LAYERS = 128, 16
@@ -33,6 +35,14 @@ class Wide:
 
     def train_data(self) -> Any:
         return Vectors()
+
+
+class Measured(Wide):
+    """It logs means beside the loss."""
+
+    def loss(self, model: Any, batch: Mapping[str, Tensor]) -> Any:
+        loss = super().loss(model, batch)
+        return {"loss": loss, "twice": Mean(2 * loss.sum, loss.weight), "again": loss}
 
 
 class Ring(Wide):
@@ -62,8 +72,8 @@ def config_of_wide(rounds: int, kind: str = "Wide", **devices: str) -> Config:
     )
 
 
-def with_engine(run: Callable[[Any, Any], int], rounds: int) -> int:
-    with opened(config_of_wide(rounds)) as engine:
+def with_engine(run: Callable[[Any, Any], int], rounds: int, kind: str = "Wide") -> int:
+    with opened(config_of_wide(rounds, kind)) as engine:
         return run(engine, engine.init())
 
 
@@ -131,3 +141,12 @@ def test_one_microbatch_on_one_device_is_checked_with_fewer_passes() -> None:
         return calls.count(state.model)
 
     assert (with_engine(passes, 1), with_engine(passes, 2)) == (4, 9)
+
+
+def test_means_beside_a_loss_cost_no_exchange_between_ranks() -> None:
+    def exchanges(engine: Any, state: Any) -> int:
+        with patch.object(Comm, "all_reduce", autospec=True, side_effect=Comm.all_reduce) as seen:
+            engine.begin_training(state, feed_of(engine).trial_rows(5))
+        return seen.call_count
+
+    assert with_engine(exchanges, 2) == with_engine(exchanges, 2, "Measured")

@@ -71,9 +71,9 @@ def check_alike(hashes: ReplicaHashes, plan: Plan, step: int) -> None:
     if not different:
         return
     odd, usual = hashes.holders(different[0])
-    word = "rank" if plan.layout.spec.processes == "one per device" else "device"
-    who = f"{_named(word, odd)} {'has' if len(odd) == 1 else 'have'} other bits than"
-    who = f"{who} {_named(word, usual)}" if usual else f"{_named(word, odd)} differ"
+    word, who = device_word(plan), named_devices(plan, odd)
+    have = "has" if len(odd) == 1 else "have"
+    who += f" {have} other bits than {named_devices(plan, usual)}" if usual else " differ"
     name, more = hashes.names[different[0]], len(different) - 1
     others = f" (and {more} more arrays)" if more else ""
     raise RunError(
@@ -84,12 +84,17 @@ def check_alike(hashes: ReplicaHashes, plan: Plan, step: int) -> None:
     )
 
 
-def _named(word: str, numbers: Sequence[int]) -> str:
-    """Ranks or devices in words: `rank 2`, `ranks 0, 1 and 3`."""
-    texts = list(map(str, numbers))
-    if len(texts) == 1:
-        return f"{word} {texts[0]}"
-    return f"{word}s {join_words(texts) if len(texts) <= _SHOWN else some(texts, _SHOWN)}"
+def device_word(plan: Plan) -> str:
+    """What messages call the devices of a plan."""
+    return "rank" if plan.layout.spec.processes == "one per device" else "device"
+
+
+def named_devices(plan: Plan, texts: Sequence[object]) -> str:
+    """Ranks or devices in words: `rank 2`, `ranks 0, 1 and 3`; '': none."""
+    word, names = device_word(plan), list(map(str, texts))
+    if len(names) <= 1:
+        return f"{word} {names[0]}" if names else ""
+    return f"{word}s {join_words(names) if len(names) <= _SHOWN else some(names, _SHOWN)}"
 
 
 _WRITERS = {

@@ -1,13 +1,13 @@
 """The guard: a run proves as it goes that its curve is the one that any other devices would give.
 
 Before the first step it tries whether the loss adds up over samples (split_check.py). In every step
-it sees that the loss writes into no weight, and some steps are probed (step_guard.py): a microbatch
-is computed again, in parts, and on every rank. train.sentinel asks for more of it
+it sees that the loss writes into no weight, and some steps are probed (torch_hooks.py): a
+microbatch is computed again, in parts, and on every rank. train.sentinel asks for more of it
 (recomputation.py), to find devices that compute wrong.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt
 
@@ -21,6 +21,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.layout import Layout
 from samecurve.core.planning.memory import MemoryOptions, MemoryTerm
 from samecurve.core.planning.plan import Plan
+from samecurve.core.protocols import Batch, MicroBatch, Round
 from samecurve.core.strategies import StrategySpec
 from samecurve.errors import UserError
 from samecurve.units import counted, join_words
@@ -59,6 +60,21 @@ class Choice:
     phase: int = 0
 
 
+class Chosen(NamedTuple):
+    """The microbatch of a step that is computed again.
+
+    microbatch: on every rank
+    thread: which of this process's devices has it in the step, as the microbatch of the number
+        `place` there; None: another process has it
+    """
+
+    batch: Batch[list[Round]]
+    choice: Choice
+    microbatch: MicroBatch
+    thread: int | None
+    place: int
+
+
 def choose(plan: Plan, step: int, count: int, *, phases: int = 1) -> Choice:
     """The microbatch of a step, by the seed alone.
 
@@ -79,21 +95,16 @@ def is_due(rule: SentinelRule | None, step: int, first_step: int) -> bool:
 
 
 def is_probed(plan: Plan, step: int, first_step: int) -> bool:
-    """Whether a step, counted from 0, is probed: the first of a start; steps 2, 4, 8, ...; the
-    first of each epoch up to the eighth; those after evaluations 1, 2, 4, 8, ...
-    """
-    epochs, of_epoch = divmod(step, plan.order.steps_per_epoch)
-    evaluations, since = divmod(step, plan.every.evaluate or plan.steps + 1)
-    return (
-        step == first_step
-        or _is_power(step + 1)
-        or (not of_epoch and epochs < _EPOCHS)
-        or (not since and _is_power(evaluations))
-    )
+    """Whether a step, counted from 0, is probed; the first of a start is."""
+    return step == first_step or next_probe(plan, None, step - 1) == step
 
 
 def next_probe(plan: Plan, rule: SentinelRule | None, step: int) -> int:
-    """The first step after this one that is probed, or that the sentinel checks."""
+    """The first step after this one that is probed, or that the sentinel checks.
+
+    Steps 2, 4, 8, ... are probed; the first of each epoch up to the eighth; those after evaluations
+    1, 2, 4, 8, ...
+    """
     between, of_epoch = plan.every.evaluate, plan.order.steps_per_epoch
     following = [(1 << (step + 1).bit_length()) - 1]
     if (epoch := step // of_epoch + 1) < _EPOCHS:
@@ -103,11 +114,6 @@ def next_probe(plan: Plan, rule: SentinelRule | None, step: int) -> int:
     if rule is not None:
         following.append(((step + 1) // rule.every + 1) * rule.every - 1)
     return min(following)
-
-
-def _is_power(number: int) -> bool:
-    """Whether it is 1, 2, 4, 8, ..."""
-    return number > 0 and not number & (number - 1)
 
 
 class Guard(Feature[SentinelFields, SentinelRule]):

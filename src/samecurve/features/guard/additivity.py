@@ -13,11 +13,12 @@ than a single number. Where the weights are kept in float32, the loss is compute
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from samecurve.errors import UserError
+from samecurve.units import join_words
 
 Format = Literal["f64", "f32", "narrow"]
 TOLERANCE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-5, "narrow": 1e-2}
@@ -30,6 +31,7 @@ SURE: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 2e-2}
 GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-4, "narrow": 5e-2}
 SURE_GRADIENTS: Mapping[Format, float] = {"f64": 1e-9, "f32": 1e-2, "narrow": 0.1}
 
+GRADIENT = "its gradient"  # among numbers by name, as "loss"
 IN_FLOAT32 = "computes in float32 in an f64 run"  # a line says so where the loss shows it
 
 
@@ -51,6 +53,26 @@ class Trial(NamedTuple):
     samples: int
     sum: float
     weight: float
+
+
+def no_trial(rows: Sequence[int]) -> Trial:
+    """The trial of a loss that can't be computed."""
+    return Trial(len(rows), math.nan, math.nan)
+
+
+def two_parts(rows: Sequence[int]) -> list[Sequence[int]]:
+    """Two unequal parts in reversed order; a single row is not divided."""
+    turned = list(reversed(rows))
+    if len(turned) < 2:
+        return [turned]
+    cut = max(1, 3 * len(turned) // 8)
+    return [turned[:cut], turned[cut:]]
+
+
+def three_parts(rows: Sequence[int]) -> list[Sequence[int]]:
+    """Two parts of one row each and the rest, in reversed order."""
+    turned = list(reversed(rows))
+    return [part for part in (turned[:1], turned[1:2], turned[2:]) if part]
 
 
 class GradientNorms(NamedTuple):
@@ -86,14 +108,12 @@ class Finding:
 
 def compare_repeats(whole: Trial, again: Trial, tolerance: float) -> Finding | None:
     """Compare the losses of the same samples, computed twice; None: they agree."""
-    difference = max(
-        relative_difference([whole.sum], [again.sum]),
-        relative_difference([whole.weight], [again.weight]),
-    )
+    off = relative_difference([whole.sum], [again.sum])
+    difference = max(off, relative_difference([whole.weight], [again.weight]))
     if difference <= tolerance:
         return None
     what, first, second = "sum", whole.sum, again.sum
-    if relative_difference([whole.sum], [again.sum]) <= tolerance:
+    if off <= tolerance:
         what, first, second = "weight", whole.weight, again.weight
     text = f"gives the {what} {_shown(first, second)} for the same {samples_text(whole.samples)}"
     return Finding("repeat", text, difference)
@@ -212,23 +232,15 @@ def relative_difference(one: Sequence[float], others: Sequence[float]) -> float:
 
 
 def _whole_and_parts(whole: Trial, parts: Sequence[Trial], numbers: Sequence[float]) -> str:
-    each = _listed(map(number_text, numbers))
-    return (
-        f"{number_text(whole.sum)} for {samples_text(whole.samples)}, {_parts_alone(parts)} {each}"
-    )
+    alone = f"{_parts_alone(parts)} {join_words([number_text(number) for number in numbers])}"
+    return f"{number_text(whole.sum)} for {samples_text(whole.samples)}, {alone}"
 
 
 def _parts_alone(parts: Sequence[Trial], *, as_for: bool = False) -> str:
     if all(part.samples == 1 for part in parts):
         return "each of them alone" if as_for else "which alone give"
-    sizes = _listed(str(part.samples) for part in parts)
+    sizes = join_words([str(part.samples) for part in parts])
     return f"{sizes} of them" if as_for else f"of which {sizes} give"
-
-
-def _listed(words: Iterable[str]) -> str:
-    """Join words as in "a, b and c"."""
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def samples_text(samples: int) -> str:

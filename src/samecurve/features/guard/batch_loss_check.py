@@ -3,6 +3,7 @@ whole batch, so it must give every device the same, and reach the model through 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,8 +12,8 @@ from samecurve.core.determinism import Mean
 from samecurve.core.determinism.sample_keys import step_key
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import TOLERANCE, Trial, compare_repeats
-from samecurve.features.guard.backward_code import graph_nodes
 from samecurve.features.guard.split_errors import Evidence, explain, explain_draws, explain_state
+from samecurve.features.guard.trial_passes import graph_nodes
 from samecurve.features.guard.trials import RAISED, Rows, Trials
 from samecurve.features.guard.watched_lines import Watched, watch
 from samecurve.features.whole_batch.gathered_features import Features
@@ -49,7 +50,6 @@ class _BatchLoss:
     def __init__(self, setup: EngineSetup, trials: Trials) -> None:
         self._setup, self._trials = setup, trials
         self._where = place_of_method(setup.task, "batch_loss")
-        self._evidence = partial(Evidence, loss_at=self._where, what="batch_loss()")
 
     def error(self) -> UserError | None:
         """The first error of: draws, weights of the model, another loss again, a counter."""
@@ -78,9 +78,7 @@ class _BatchLoss:
         again = self._trial(self._total(features)[0])
         after_again = trials.attributes.changed()
         if finding := compare_repeats(first, again, tolerance):
-            evidence = self._evidence()
-            if after_again:
-                evidence = self._of_state(next(iter(after_again)), features)
+            evidence = self._evidence(next(iter(after_again), ""), features)
             return explain(finding, evidence, rounded=tolerance)
         counters = counters_in(after_first, after_again)
         trials.put_back()
@@ -88,7 +86,7 @@ class _BatchLoss:
         trials.attributes.advance(counters)
         if counters and compare_repeats(first, self._trial(self._total(features)[0]), tolerance):
             cause = "batch_loss() changes from call to call"
-            return explain_state(self._of_state(next(iter(counters)), features), cause)
+            return explain_state(self._evidence(next(iter(counters)), features), cause)
         return None
 
     def _features(self, rows: Rows) -> Features:
@@ -120,10 +118,14 @@ class _BatchLoss:
         error = explain_draws(draws, "every device takes batch_loss() by itself")
         return UserError(error.cause, "draw them in features(), a row a sample", error.where)
 
-    def _of_state(self, name: str, features: Features) -> Evidence:
+    def _evidence(self, name: str, features: Features) -> Evidence:
+        """name: of an attribute that batch_loss() changes; '': of none"""
+        evidence = Evidence(loss_at=self._where, what="batch_loss()")
+        if not name:
+            return evidence
         read = partial(self._trials.attributes.read, name)
         changes = self._watched(features, {name: read}).changes
-        return self._evidence(state=described(name), state_at=changes.get(name, ""))
+        return replace(evidence, state=described(name), state_at=changes.get(name, ""))
 
     def _watched(self, features: Features, reads: Mapping[str, Callable[[], object]]) -> Watched:
         return watch(partial(self._total, features), self._trials.generators, reads)

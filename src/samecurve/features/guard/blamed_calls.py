@@ -2,7 +2,7 @@
 recorded call by call: of all samples, and of parts of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Self
 
@@ -259,14 +259,10 @@ def _calls_itself(frame: FrameType | None) -> bool:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-        return
-    inner: Iterable[Any] = ()
-    if isinstance(value, dict):
-        inner = value.values()
-    elif isinstance(value, list | tuple):
-        inner = value
-    for item in inner:
-        yield from _tensors(item)
+    elif isinstance(value, dict | list | tuple):
+        items = value.values() if isinstance(value, dict) else value
+        for item in items:
+            yield from _tensors(item)
 
 
 def function_name(function: Any) -> str:

@@ -12,9 +12,10 @@ from samecurve.features.guard.additivity import (
     Trial,
     compare_parts,
     compare_repeats,
+    no_trial,
 )
-from samecurve.features.guard.judge import Drawn, Judge, Observed
-from samecurve.features.guard.trials import Trials, no_trial
+from samecurve.features.guard.judge import Judge
+from samecurve.features.guard.trials import Drawn, Observed, Trials, Tried
 from samecurve.torch_engine.randomness.draw_sites import Draw
 from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code import equal
@@ -48,7 +49,7 @@ class FirstLook:
         parts, after_parts, failed = [], [], None
         for rows in trials.parts:
             part, error = trials.tried_part(rows)
-            parts.append(part.losses["loss"])
+            parts.append(part)
             failed = failed or error
             after_parts.append(trials.buffers.changed())
             kept |= _differing(kept_of_whole, trials.attributes.changed())
@@ -61,7 +62,7 @@ class FirstLook:
             if name not in alike and _has_one_shape(name, after_whole, after_parts)
         ]
         return Observed(
-            whole=whole,
+            whole=Tried({"loss": whole}),
             again=again,
             far=self._far(counters, whole),
             parts=parts,

@@ -1,12 +1,18 @@
-"""train.sentinel under jax: before a step every device computes the gradient of one of the step's
-microbatches, and the hashes must be equal. A device that is alone computes it twice.
+"""The guard under jax.
 
-A step is one compiled program, which gives no gradient of a single microbatch, and another program
-may round in another way. So one program of its own computes the gradient on all devices, from the
-weights and rows of the step: it checks the devices, and not the very numbers that are trained with.
+Rows of a microbatch that a task computes as a whole (leave_out) can influence each other, so they
+are tried in parts before the first step. Rows that are mapped one by one can't.
+
+train.sentinel: before a step every device computes the gradient of one of the step's microbatches,
+and the hashes must be equal. A device that is alone computes it twice. A step is one compiled
+program, which gives no gradient of a single microbatch, and another program may round in another
+way. So one program of its own computes the gradient on all devices, from the weights and rows of
+the step: it checks the devices, and not the very numbers that are trained with.
 """
 
+import math
 import socket
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -18,18 +24,32 @@ from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 
 from samecurve.core.determinism.data_order import by_length
+from samecurve.core.evaluation import EvalSums
 from samecurve.core.events import Event
+from samecurve.core.planning.plan import Plan
 from samecurve.core.protocols import Batch, TrialRows
+from samecurve.errors import UserError
 from samecurve.features.guard import Choice, SentinelRule, choose, is_due
+from samecurve.features.guard.additivity import (
+    SURE,
+    Format,
+    Trial,
+    compare_parts,
+    lines_or_refuse,
+    rounding_line,
+    two_parts,
+)
 from samecurve.features.guard.verdict import (
     CheckedGradient,
     Row,
     alike,
+    hosts_of_devices,
     judge,
 )
 from samecurve.jax_engine.array_types import Arrays
 from samecurve.jax_engine.bit_sums import bit_sums
 from samecurve.jax_engine.checkpoint import State, all_params
+from samecurve.jax_engine.evaluation import RealAndIdle
 from samecurve.jax_engine.feature_hooks import JaxHooks
 from samecurve.jax_engine.sharded_calls import shard_map
 from samecurve.jax_engine.step_program import (
@@ -41,6 +61,7 @@ from samecurve.jax_engine.step_program import (
 from samecurve.jax_engine.strategies import AXIS
 
 _HOST_NAME = 64  # bytes
+_FORMATS: dict[str, Format] = {"f64": "f64", "f32": "f32"}  # by precision; all others: narrow
 
 
 class Hooks(JaxHooks):
@@ -60,14 +81,10 @@ class Hooks(JaxHooks):
 
     def begin_training(self, state: Any, rows: TrialRows, *, is_split: bool) -> None:
         """UserError: the loss does not add up over rows that are computed together."""
-        from samecurve.features.guard.additivity import lines_or_refuse, rounding_line
-
         if self.engine.in_float32 and is_split:
             self.engine.notes.append(rounding_line(self.engine.in_float32))
         if not self.engine.takes_whole_rows or len(rows.ids) < 2:
             return
-        from samecurve.features.guard.jax_rows import whole_rows_error
-
         sums_of = partial(self.engine.trial_sums, state, rows)
         error = whole_rows_error(sums_of, len(rows.ids), self.engine.plan)
         allowed = self.engine.plan.compute.allow_coupled
@@ -158,15 +175,53 @@ class Hooks(JaxHooks):
         return samples
 
     def _hosts(self) -> list[str]:
-        """The host of each device; empty: there is one host."""
-        layout = self.engine.plan.layout
-        if layout.world_size == 1:
+        if self.engine.plan.layout.world_size == 1:
             return []
         from jax.experimental.multihost_utils import process_allgather
 
         name = socket.gethostname().encode()[:_HOST_NAME].ljust(_HOST_NAME)
         names = np.asarray(process_allgather(np.frombuffer(name, np.uint8)))
         by_process = [bytes(row).decode(errors="replace").strip() for row in names]
-        each = layout.num_devices // layout.world_size
-        hosts = [host for host in by_process for _ in range(each)]
-        return hosts if len(set(hosts)) > 1 else []
+        return hosts_of_devices(self.engine.plan, by_process)
+
+
+def whole_rows_error(
+    sums_of: Callable[[Sequence[int]], RealAndIdle], count: int, plan: Plan
+) -> UserError | None:
+    """The error of a loss or a metric that does not add up over rows; None: all add up.
+
+    sums_of: numbers of rows -> the task's sums
+    count: the number of rows
+    """
+    rows = range(count)
+    parts = two_parts(rows)
+    (whole, idle), *of_parts = map(sums_of, (rows, *parts))
+    tolerance = SURE[_FORMATS.get(plan.compute.precision, "narrow")]
+    names = [name.removesuffix(".sum") for name in whole if name.endswith(".sum")]
+    for name in names:
+        of_each = zip((whole, *(real for real, _ in of_parts)), (rows, *parts), strict=True)
+        trials = [_trial(sums, name, len(numbers)) for sums, numbers in of_each]
+        present = [trial for trial in trials if trial]
+        finding = compare_parts(present[0], present[1:], tolerance) if all(trials) else None
+        if finding:
+            from samecurve.features.guard.split_errors import Evidence, explain
+
+            what = "the loss" if name == "loss" else f'the metric "{name}"'
+            return explain(finding, Evidence(what=what, loss_at="task"), rounded=tolerance)
+    for name, total in idle.items():
+        if isinstance(total, float) and not math.isfinite(total) and math.isfinite(whole[name]):
+            return UserError(
+                f"{name} is {total} where a device has no row that counts",
+                "return 0 there, as sum and as weight: if leave_out(rows, real) leaves no row, a"
+                " division by the number of rows is 0/0 (jnp.maximum(count, 1))",
+                "task",
+            )
+    return None
+
+
+def _trial(sums: EvalSums, name: str, samples: int) -> Trial | None:
+    """The sum and weight of a metric; None for a table of counts."""
+    total, weight = sums[f"{name}.sum"], sums[f"{name}.weight"]
+    if not isinstance(total, int | float) or not isinstance(weight, int | float):
+        return None
+    return Trial(samples, total, weight)

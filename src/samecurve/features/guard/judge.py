@@ -1,183 +1,141 @@
 """Judges the losses that the split check has tried, and gives every rank the same error.
 
 A small difference may be rounding, so float64 gives a second opinion where it can be computed.
-Where something is wrong, diagnosis.py finds the line of the user's code.
+Where something is wrong, diagnosis.py, imported only then, finds the line of the user's code.
 """
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
 
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import (
     DOUBTFUL,
+    GRADIENT,
     GRADIENTS,
     SURE,
     SURE_GRADIENTS,
     TOLERANCE,
     Finding,
-    Format,
     Trial,
     compare_gradients,
     compare_parts,
     compare_repeats,
-    number_text,
     relative_difference,
     rounding_line,
 )
-from samecurve.features.guard.trial_conditions import NarrowestFormat
-from samecurve.features.guard.trial_gradients import norms_of
-from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried, TriedParts
+from samecurve.features.guard.trial_passes import NarrowestFormat, norms_of
+from samecurve.features.guard.trials import (
+    RAISED,
+    Drawn,
+    Observed,
+    Rows,
+    Trials,
+    Tried,
+    is_on_any_rank,
+)
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code.holders import HeldByTask
-from samecurve.torch_engine.users_code.side_effects import Counter
 from samecurve.units import first_and_count
 
-_GRADIENT = "its gradient"  # among numbers by name
-
 _LAST_DIGITS = 1e-12  # what float64 rounds, relative
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drawn:
-    """Random generators from which a loss has drawn without a key.
-
-    moved: the names of those that each device and microbatch would draw from by itself
-    seeded: whether numpy's or Python's were drawn from, which are seeded for each microbatch
-    """
-
-    moved: Sequence[str] = ()
-    seeded: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observed:
-    """Observations of a loss.
-
-    whole, again, far: of all samples; once more; as after many more microbatches, where something
-        counts
-    parts: of each part; failed: why it can't be computed for a part
-    changed: attributes that a forward pass changes; counters: those that grow with each pass
-    steady, unlike: buffers that change alike, or not, whatever the samples are
-    kept: attributes that are others after other samples
-    """
-
-    whole: Trial
-    again: Trial | None = None
-    far: Trial | None = None
-    parts: Sequence[Trial]
-    failed: UserError | None = None
-    drawn: Drawn
-    changed: Sequence[str] = ()
-    counters: dict[str, Counter] = field(default_factory=dict)
-    steady: AbstractSet[str] = frozenset()
-    unlike: Sequence[str] = ()
-    kept: Sequence[str] = ()
 
 
 class Judge:
     """Finds what is wrong with the losses that were tried; all ranks call it together.
 
-    diagnose: finds the cause of a failed trial, as Diagnosis.error_of() does
-    rounded: lines for the user about what an f64 run computes in float32
+    notes: lines for the user about what is not wrong and good to know
     """
 
-    def __init__(
-        self, setup: EngineSetup, trials: Trials, diagnose: Callable[..., UserError | None]
-    ) -> None:
-        self._setup, self._trials, self._diagnose = setup, trials, diagnose
-        self.rounded: list[str] = []  # what an f64 run computes in float32, for the user
+    def __init__(self, setup: EngineSetup, trials: Trials) -> None:
+        self._setup, self._trials = setup, trials
+        self.notes: list[str] = []
 
     def error_of(self, seen: Observed) -> tuple[UserError | None, bool]:
         """The error, the same on every rank; and whether the loss repeats."""
-        tolerance = TOLERANCE[self._trials.format]
-        repeat = seen.again and compare_repeats(seen.whole, seen.again, tolerance)
-        finding = repeat or compare_parts(seen.whole, seen.parts, tolerance)
+        finding = self._finding(seen, self._trials.name)
+        if not self.agree(self._is_suspect(seen, finding)):
+            return None, True
         own = [name for name in seen.drawn.moved if not name.startswith("torch")]
         repeats = not (own or (finding and finding.kind == "repeat"))
         error: UserError | None = None
         with ExitStack() as stack:
             if self.agree(finding is not None and finding.difference < DOUBTFUL):
                 finding = self._second_opinion(finding, stack)
-            is_wrong = finding or seen.drawn.moved or seen.unlike or self._is_counting(seen)
-            if self.agree(bool(is_wrong or self._threads_share_a_generator(seen))):
+            if self.agree(self._is_suspect(seen, finding)):
                 error = self._diagnosed(seen, finding)
         return self.shared(error), not self.agree(not repeats)
 
-    def error_of_means(self, tried: TriedParts, drawn: Drawn) -> UserError | None:
+    def error_of_means(self, seen: Observed) -> UserError | None:
         """The error of the loss, else of a mean that is logged beside it."""
-        whole, parts, failed = tried.whole, tried.parts, tried.failed
+        trials = self._trials
+        names = ["loss", *sorted(seen.whole.losses.keys() - {"loss"})]
+        findings = [self._finding(seen, name) for name in names]
+        if not self.agree(any(self._is_suspect(seen, finding) for finding in findings)):
+            return None
         try:
-            for name in ["loss", *sorted(whole.losses.keys() - {"loss"})]:
-                self._trials.name = name
-                of_parts = [part.losses.get(name, part.losses["loss"]) for part in parts]
-                of_name = drawn if name == "loss" else Drawn(seeded=drawn.seeded)
-                seen = Observed(
-                    whole=whole.losses[name], parts=of_parts, drawn=of_name, failed=failed
-                )
+            for name in names:
+                trials.name = name
                 error, _ = self.error_of(seen)
                 if error:
                     return error
+                seen = replace(seen, drawn=Drawn(seeded=seen.drawn.seeded))  # told of the loss
         finally:
-            self._trials.name = "loss"
+            trials.name = "loss"
         return None
 
-    def error_of_gradients(self, tried: TriedParts) -> UserError | None:
+    def error_of_gradients(self, seen: Observed) -> UserError | None:
         trials = self._trials
-        finding = self._finding_of_gradients(tried, GRADIENTS[trials.format])
+        finding = self._finding_of_gradients(seen, GRADIENTS[trials.format])
+        if not self.agree(finding is not None):
+            return None
         error: UserError | None = None
         with ExitStack() as stack:
-            if self.agree(finding is not None and self._rounds_inside()):
+            if self.agree(self._rounds_inside()):
                 stack.enter_context(trials.in_float64_inside())
-                finding = self._tried_again(tried, GRADIENTS["f64"])
-            elif self.agree(finding is not None and trials.format != "f64"):
-                first = self._finding_of_gradients(tried, SURE_GRADIENTS[trials.format])
-                finding = first
+                finding = self._tried_again(GRADIENTS["f64"])
+            elif trials.format != "f64":
+                finding = first = self._finding_of_gradients(seen, SURE_GRADIENTS[trials.format])
                 if trials.can_widen() and trials.format == "f32":
                     stack.enter_context(trials.in_float64())
-                    finding = self._tried_again(tried, SURE_GRADIENTS["f64"], first)
+                    finding = self._tried_again(SURE_GRADIENTS["f64"], first)
             if self.agree(finding is not None):
-                of_parts = [part.losses["loss"] for part in tried.parts]
-                seen = Observed(whole=tried.whole.losses["loss"], parts=of_parts, drawn=Drawn())
                 error = self._diagnosed(seen, finding)
         return self.shared(error)
 
-    def _tried_again(
-        self, tried: TriedParts, limit: float, otherwise: Finding | None = None
-    ) -> Finding | None:
+    def _tried_again(self, limit: float, otherwise: Finding | None = None) -> Finding | None:
         """The finding of the gradients in a wider format.
 
         otherwise: the finding where they can't be computed
         """
-        trials = self._trials
         try:
-            again = trials.tried_parts(trials.samples, trials.parts, with_gradient=True)
+            again = self._trials.tried_in_parts(with_gradient=True)
         except RAISED:  # a model that takes no float64
             return otherwise
         finally:
-            trials.put_back()
-        if not again.have_gradients:
-            return otherwise
-        return self._finding_of_gradients(
-            again._replace(whole=again.whole._replace(losses=tried.whole.losses)), limit
-        )
+            self._trials.put_back()
+        return self._finding_of_gradients(again, limit) if again.have_gradients else otherwise
 
-    def _is_counting(self, seen: Observed) -> bool:
-        """Whether the loss depends on how many microbatches came before."""
-        return seen.far is not None and bool(
-            compare_repeats(seen.whole, seen.far, TOLERANCE[self._trials.format])
-        )
+    def _finding(self, seen: Observed, name: str) -> Finding | None:
+        """What the losses show, before any of them is computed in a wider format."""
+        tolerance = TOLERANCE[self._trials.format]
+        whole, parts = seen.trials_of(name)
+        repeat = seen.again and compare_repeats(whole, seen.again, tolerance)
+        return repeat or compare_parts(whole, parts, tolerance)
+
+    def _is_suspect(self, seen: Observed, finding: Finding | None) -> bool:
+        is_drawn = seen.drawn.moved or seen.drawn.is_shared(self._setup)
+        is_counting = seen.is_counting(TOLERANCE[self._trials.format])
+        return bool(finding or is_drawn or seen.unlike or is_counting)
 
     def agree(self, here: bool) -> bool:  # noqa: FBT001 - one word says it
         """Whether it is true on any rank."""
-        flag = torch.tensor(float(here), dtype=torch.float64, device=self._setup.device)
-        return bool(self._setup.comm.all_reduce(flag)() > 0)
+        return is_on_any_rank(self._setup, here)
 
     def largest(self, number: float) -> float:
         """The largest of all ranks' numbers."""
@@ -192,15 +150,10 @@ class Judge:
         first = next(filter(None, texts), None)
         return UserError(*json.loads(first)) if first else None
 
-    def _finding_of_gradients(self, tried: TriedParts, tolerance: float) -> Finding | None:
-        whole, *parts = (each.gradients or {} for each in (tried.whole, *tried.parts))
+    def _finding_of_gradients(self, seen: Observed, tolerance: float) -> Finding | None:
+        whole, *parts = (each.gradients or {} for each in (seen.whole, *seen.parts))
         norms = norms_of(self._setup, whole, parts)
-        trials = [part.losses["loss"] for part in tried.parts]
-        return compare_gradients(tried.whole.losses["loss"], trials, norms, tolerance)
-
-    def _threads_share_a_generator(self, seen: Observed) -> bool:
-        """Whether the devices of this process draw from one generator."""
-        return seen.drawn.seeded and self._setup.has_several_devices
+        return compare_gradients(*seen.trials_of("loss"), norms, tolerance)
 
     def _second_opinion(self, finding: Finding | None, stack: ExitStack) -> Finding | None:
         """The finding in float64, which is in use until the stack closes; where float64 can't be
@@ -276,25 +229,59 @@ class Judge:
         return losses, computed
 
     def _note_rounding(self, computed: NarrowestFormat) -> None:
+        from samecurve.features.guard.blamed_calls import function_name
+
         place = f"{computed.where}: " if computed.where else ""
-        line = rounding_line(f"{place}{computed.function}")
+        line = rounding_line(f"{place}{function_name(computed.function)}")
         kept = HeldByTask(self._setup.task, self._setup.strategy.models[0]).paths_of(torch.float32)
         if kept:
             line += (
                 f". The task keeps {first_and_count([f'self.{path}' for path in kept])} in float32:"
                 " what model() returns takes the run's format (nn.ModuleDict holds several models)"
             )
-        if line not in self.rounded:
-            self.rounded.append(line)
+        self.notes.append(line)
 
     def _diagnosed(self, seen: Observed, finding: Finding | None) -> UserError | None:
-        return self._diagnose(
+        from samecurve.features.guard.diagnosis import Diagnosis
+
+        return Diagnosis(self._setup, self._trials).error_of(
             seen,
             finding,
-            is_counting=self._is_counting(seen),
             of_gradient=self.agree(finding is not None and finding.kind == "gradient"),
-            shared_by_threads=self._threads_share_a_generator(seen),
         )
+
+    def error_between_ranks(self, tried: Tried, samples: Sequence[int]) -> UserError | None:
+        """The error of a loss, of a mean beside it or of a gradient: all ranks have computed it of
+        the same samples, and one has got another.
+        """
+        setup = self._setup
+        if setup.comm.world_size == 1:
+            return None
+        numbers = {name: [trial.sum, trial.weight] for name, trial in tried.losses.items()}
+        if tried.gradients and setup.plan.layout.shards == 1:
+            total = torch.stack([one.cpu() for one in tried.gradients.values()]).sum(0)
+            numbers[GRADIENT] = total.tolist()
+        texts = texts_of_all(setup.comm, json.dumps(numbers).encode(), setup.device)
+        first, *others = (json.loads(text) for text in texts)
+        for rank, other in enumerate(others, 1):
+            for name in sorted(first.keys() | other.keys(), key=_in_order):
+                one, two = first.get(name), other.get(name)
+                if one and two and self._are_alike(name, one, two):
+                    continue
+                from samecurve.features.guard.diagnosis import rank_text, unlike_error
+
+                return unlike_error(setup, rank_text(name, samples, rank, one, two))
+        return None
+
+    def _are_alike(self, name: str, one: Sequence[float], two: Sequence[float]) -> bool:
+        """Whether two ranks' numbers agree: sum and weight of a mean, or a gradient's digest."""
+        number_format = self._trials.format
+        if name != GRADIENT:
+            pairs = zip(one, two, strict=True)
+            return all(relative_difference([a], [b]) <= TOLERANCE[number_format] for a, b in pairs)
+        largest = math.sqrt(max(one[0], two[0]))
+        off = math.dist(one[1:], two[1:]) / math.sqrt(len(one) - 1)
+        return not math.isfinite(largest) or off <= GRADIENTS[number_format] * largest
 
 
 def _in_wide_format(
@@ -307,60 +294,6 @@ def _in_wide_format(
     return compare_parts(whole, parts, tolerance)
 
 
-def error_between_ranks(
-    setup: EngineSetup, tried: Tried, samples: Sequence[int], number_format: Format
-) -> UserError | None:
-    """The error of a loss, of a mean beside it or of a gradient: all ranks have computed it of the
-    same samples, and one has got another. All ranks call it together.
-    """
-    if setup.comm.world_size == 1:
-        return None
-    numbers = {name: [trial.sum, trial.weight] for name, trial in tried.losses.items()}
-    if tried.gradients and setup.plan.layout.shards == 1:
-        total = torch.stack([one.cpu() for one in tried.gradients.values()]).sum(0)
-        numbers[_GRADIENT] = total.tolist()
-    texts = texts_of_all(setup.comm, json.dumps(numbers).encode(), setup.device)
-    first, *others = (json.loads(text) for text in texts)
-    for rank, other in enumerate(others, 1):
-        for name in sorted(first.keys() | other.keys(), key=_in_order):
-            one, two = first.get(name), other.get(name)
-            if one and two and _agree(name, one, two, number_format):
-                continue
-            ids = ", ".join(map(str, samples))
-            from samecurve.features.guard.unlike_ranks import unlike_error
-
-            return unlike_error(setup, _cause(name, f"samples {ids}", rank, one, two))
-    return None
-
-
 def _in_order(name: str) -> tuple[bool, bool, str]:
     """The loss is told first, its gradient last."""
-    return name == _GRADIENT, name != "loss", name
-
-
-def _agree(name: str, one: Sequence[float], two: Sequence[float], number_format: Format) -> bool:
-    if name != _GRADIENT:
-        pairs = zip(one, two, strict=True)
-        return all(relative_difference([a], [b]) <= TOLERANCE[number_format] for a, b in pairs)
-    largest = math.sqrt(max(one[0], two[0]))
-    off = math.dist(one[1:], two[1:]) / math.sqrt(len(one) - 1)
-    return not math.isfinite(largest) or off <= GRADIENTS[number_format] * largest
-
-
-def _cause(
-    name: str,
-    samples: str,
-    rank: int,
-    one: Sequence[float] | None,
-    two: Sequence[float] | None,
-) -> str:
-    """In words. one, two: what ranks 0 and `rank` have got; None: nothing of that name"""
-    if name == _GRADIENT:
-        return f"{samples} give another gradient on rank {rank} than on rank 0"
-    what = "the loss" if name == "loss" else f'"{name}", logged beside the loss,'
-    first, other = (
-        number_text(each[0] / (each[1] or 1)) if each else "absent" for each in (one, two)
-    )
-    if first == other:
-        return f"{what} of {samples} is another one on rank {rank} than on rank 0"
-    return f"{what} of {samples} is {first} on rank 0, and {other} on rank {rank}"
+    return name == GRADIENT, name != "loss", name

@@ -18,9 +18,9 @@ from torch import nn
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import GRADIENTS, SURE, compare_gradients, compare_repeats
 from samecurve.features.guard.split_errors import explain_sharded
-from samecurve.features.guard.trial_gradients import Digests, digest, norms_of
-from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried
-from samecurve.features.guard.written_weights import WeightBits, write_error
+from samecurve.features.guard.trial_passes import Digests, digest, norms_of
+from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried, is_on_any_rank
+from samecurve.features.guard.weights import WeightBits
 from samecurve.torch_engine.model.model_builder import ModelBuilder
 from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.strategies import Strategy
@@ -50,6 +50,8 @@ def compare_with_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> Co
         trials.put_back()
         return Comparison(left_out=error.cause if isinstance(error, UserError) else f"{error}")
     if written:
+        from samecurve.features.guard.diagnosis import write_error
+
         return Comparison(write_error(setup, written, lambda: None))
     one, other = alone.losses["loss"], sharded.losses["loss"]
     strategy = setup.plan.layout.strategy
@@ -70,8 +72,7 @@ def _has_room(setup: EngineSetup) -> bool:
     if setup.device.type == "cuda" and not lacks:
         free, _ = torch.cuda.mem_get_info(setup.device)
         lacks = free < _ROOM * sum(p.numel() * p.itemsize for p in parameters)
-    flag = torch.tensor(float(lacks), dtype=torch.float64, device=setup.device)
-    return not float(setup.comm.all_reduce(flag)())
+    return not is_on_any_rank(setup, lacks)
 
 
 def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> tuple[Tried, str]:

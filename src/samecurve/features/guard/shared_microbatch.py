@@ -1,14 +1,13 @@
-"""One microbatch of a step, on every rank."""
+"""One microbatch of a step, sent to every rank."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from samecurve.core.determinism.sample_keys import RowKeys
-from samecurve.core.protocols import Batch, MicroBatch, Progress, Round, TrialRows
+from samecurve.core.protocols import Batch, MicroBatch, Round
 from samecurve.errors import RunError
 from samecurve.features.guard import Choice
 from samecurve.torch_engine.process_group import texts_of_all
@@ -18,34 +17,17 @@ from samecurve.torch_engine.step.training_step import TrainingStep
 _ALIGNMENT = 64  # bytes: what follows from where a tensor's memory begins follows from the rest
 
 
-def find(
-    step: TrainingStep, batch: Batch[list[Round]], choice: Choice
-) -> tuple[MicroBatch | None, int | None, int]:
-    """The microbatch, the thread that has it, and which of its microbatches it is; None, None:
-    another process has it.
-    """
-    own = step.plan.layout.devices_of(step.comm.rank)
-    if choice.device not in own:
-        return None, None, 0
-    thread = choice.device - own.start
-    in_turn = [of_round[thread] for of_round in batch.rounds]
-    for place, microbatch in enumerate(filter(None, in_turn)):
-        if microbatch.real and microbatch.number == choice.number:
-            return microbatch, thread, place
-    raise AssertionError(f"device {choice.device} has no microbatch {choice.number}")
+def shared(
+    step: TrainingStep, batch: Batch[list[Round]], choice: Choice, own: MicroBatch | None
+) -> MicroBatch:
+    """The microbatch, on every rank. All ranks call it together.
 
-
-def shared(step: TrainingStep, batch: Batch[list[Round]], choice: Choice) -> MicroBatch:
-    """The microbatch, on every rank; one of them has it. All ranks call it together.
+    own: on the one rank that has it; None: another rank has it
 
     A tensor lies where it lies for its own rank, as far as kernels look at its address: they may
     add up numbers in another order where the first ones are not aligned.
     """
-    own, _, _ = find(step, batch, choice)
     comm, device = step.comm, step.setup.device
-    if comm.group is None:
-        assert own is not None
-        return own
     texts = list(filter(None, texts_of_all(comm, _described(own) if own else b"", device)))
     if len(texts) != 1:
         raise RunError(
@@ -70,18 +52,6 @@ def shared(step: TrainingStep, batch: Batch[list[Round]], choice: Choice) -> Mic
     seed, ids = step.plan.fixed.seed, np.array(described["ids"], np.int64)
     keys = StagedKeys(RowKeys(seed, batch.progress.epoch, batch.step, ids))
     return MicroBatch(arrays, keys=keys, number=choice.number)
-
-
-def rows_of(microbatch: MicroBatch, progress: Progress) -> TrialRows:
-    """The rows of a microbatch."""
-    keys: RowKeys = microbatch.keys.rows
-
-    def pick(numbers: Sequence[int]) -> MicroBatch:
-        chosen = list(numbers)
-        arrays = {name: tensor[chosen] for name, tensor in microbatch.arrays.items()}
-        return MicroBatch(arrays, keys=StagedKeys(replace(keys, ids=keys.ids[chosen])))
-
-    return TrialRows(keys.ids, progress.step, pick)
 
 
 def _described(microbatch: MicroBatch) -> bytes:

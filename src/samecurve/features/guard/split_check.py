@@ -20,7 +20,7 @@ For each update phase of a step it tries, in this order, until something is wron
 11. what features check: batch_loss(), which every device computes by itself.
 
 No trial may write into a weight. What shows only once weights have moved, behind a gate that begins
-at 0, is found by the first probe (step_guard.py).
+at 0, is found by the first probe (torch_hooks.py).
 
 first_look.py makes the first four trials, trials.py computes the losses, judge.py compares them and
 shares the error between ranks, and diagnosis.py, imported only where something is wrong, finds the
@@ -30,41 +30,47 @@ finds. Afterwards the model, the task's attributes and the random generators are
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from samecurve.core.feature_list import brought_by
 from samecurve.core.protocols import TrialRows
 from samecurve.errors import UserError
 from samecurve.features.guard.additivity import (
     TOLERANCE,
-    Finding,
     compare_repeats,
     has_even_weights,
     rows_of_odd_weight,
     steps_tried,
-)
-from samecurve.features.guard.first_look import FirstLook
-from samecurve.features.guard.judge import Drawn, Judge, Observed, error_between_ranks
-from samecurve.features.guard.trials import (
-    RAISED,
-    Rows,
-    Stage,
-    Trials,
-    no_trial,
     three_parts,
     two_parts,
 )
-from samecurve.features.guard.written_weights import (
-    FrozenWeights,
-    WeightBits,
-    thaw_error,
-    write_error,
+from samecurve.features.guard.first_look import FirstLook
+from samecurve.features.guard.judge import Judge
+from samecurve.features.guard.trials import (
+    RAISED,
+    Drawn,
+    Observed,
+    Rows,
+    Stage,
+    Trials,
 )
+from samecurve.features.guard.weights import FrozenWeights, WeightBits
 from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
+from samecurve.torch_engine.users_code import (
+    loss_place,
+    names_read,
+    place_of,
+    place_of_method,
+    users_code,
+)
 from samecurve.torch_engine.users_code.holders import described
 from samecurve.torch_engine.users_code.side_effects import Noted, Position
+
+if TYPE_CHECKING:
+    from samecurve.features.guard.split_errors import Deed
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
 
@@ -105,10 +111,9 @@ class SplitCheck:
         self._setup, self._plan = setup, setup.plan
         self._first_step = rows.step
         self._trials = Trials(setup, rows, stage)
-        self._judge = Judge(setup, self._trials, self._diagnose)
+        self._judge = Judge(setup, self._trials)
         self._look = FirstLook(setup, self._trials, self._judge)
-        self._notes: list[str] = []
-        self._frozen: set[str] = set()  # weights, by the loss of the first step
+        self._frozen = FrozenWeights(setup.strategy)  # by the loss of the first step, once tried
         self._kept: list[str] = []  # attributes that earlier phases keep of a microbatch
         # buffers that some pass has changed, and those that each pass changes in the same way
         self._moving: set[str] = set()
@@ -127,8 +132,8 @@ class SplitCheck:
                 self._refuse_writes(bits, frozen)
             if verdict.error:
                 break
-        notes = () if verdict.error else (*self._judge.rounded, *dict.fromkeys(self._notes))
-        return SplitVerdict(verdict.error, verdict.repeats, self._steady, notes)
+        notes = () if verdict.error else list(dict.fromkeys(self._judge.notes))
+        return replace(verdict, notes=notes)
 
     def error_in_step(self, phase_number: int, noted: Noted) -> UserError | None:
         """The error of a few samples in parts, in a step that has begun: of the loss, of the means
@@ -140,14 +145,13 @@ class SplitCheck:
         trials.phase_number = phase_number
         few = trials.samples[:_FEW]
         with trials.prepared(noted), trials.trying(trials.step, few, two_parts(few)):
-            return self._error_of_parts(
-                few, Drawn(), with_gradient=trials.is_small(), between_ranks=True
-            )
+            with_gradient = trials.is_small()
+            return self._error_of_parts(Drawn(), with_gradient=with_gradient, between_ranks=True)
 
     def _verdict_of_phase(self) -> SplitVerdict:
         """The list above, step by step."""
         seen = self._look.observed()
-        self._frozen = self._frozen_weights()
+        self._frozen = FrozenWeights(self._setup.strategy)
         self._moving |= seen.steady
         self._steady |= seen.steady
         error, repeats = self._judge.error_of(seen)
@@ -184,20 +188,20 @@ class SplitCheck:
         is 1 at least, where a sample has nothing to count.
         """
         trials, judge = self._trials, self._judge
-        if not judge.agree(not has_even_weights([seen.whole, *seen.parts])):
+        whole, parts = seen.trials_of("loss")
+        if not judge.agree(not has_even_weights([whole, *parts])):
             return None
         alone = []
         for row in trials.samples:
-            alone.append(trials.loss_if_any([row]) or no_trial([row]))
+            alone.append(trials.tried_part([row])[0])
             trials.put_back()
-        doubtful = rows_of_odd_weight(seen.whole, alone, TOLERANCE[trials.format])
-        for at in doubtful:
+        weights = [of_row.losses["loss"] for of_row in alone]
+        for at in rows_of_odd_weight(whole, weights, TOLERANCE[trials.format]):
             others = [row for number, row in enumerate(trials.samples) if number != at]
             with trials.trying(trials.step, trials.samples, [[trials.samples[at]], others]):
-                rest = trials.loss_if_any(others) or no_trial(others)
+                rest, _ = trials.tried_part(others)
                 trials.put_back()
-                parts = Observed(whole=seen.whole, parts=[alone[at], rest], drawn=Drawn())
-                error, _ = judge.error_of(parts)
+                error, _ = judge.error_of(Observed(whole=seen.whole, parts=[alone[at], rest]))
             if error:
                 return error
         return None
@@ -214,8 +218,10 @@ class SplitCheck:
         name = bits.written()
         written = trials.written or (name and (name, trials.step))
         if thawed := frozen.thawed():
-            error = thaw_error(self._setup, thawed)
+            error = _explained("thawed", loss_place(self._setup), name=thawed)
         if written:
+            from samecurve.features.guard.diagnosis import write_error
+
             name, step = written
             with trials.trying(step, trials.samples, trials.parts):
                 error = write_error(self._setup, name, lambda: trials.loss_if_any(trials.samples))
@@ -230,18 +236,15 @@ class SplitCheck:
         moved = sorted(name for name, value in changed.items() if isinstance(value, Position))
         if not self._judge.agree(bool(made or moved)):
             return None
-        from samecurve.features.guard.split_errors import explain_made, explain_moved
         from samecurve.features.guard.watched_lines import watch
-        from samecurve.torch_engine.users_code import place_of_method
 
         reads = {name: partial(trials.attributes.read, name) for name in moved}
         lines = watch(lambda: trials.loss_if_any(trials.samples), trials.generators, reads).changes
         trials.put_back()
         if made:
-            method = "features" if self._plan.sees_whole_batch else "loss"
-            return explain_made(made, place_of_method(self._setup.task, method))
+            return _explained("made", loss_place(self._setup), name=made)
         for name, where in lines.items():  # others are moved by what reads the data
-            return explain_moved(described(name), where)
+            return _explained("moved", where, name=described(name))
         return None
 
     # --- kept
@@ -256,14 +259,12 @@ class SplitCheck:
 
     def _error_of_calls(self, names: Sequence[str]) -> UserError | None:
         """Whether a method that a feature calls after an update reads one of these attributes."""
-        from samecurve.torch_engine.users_code import names_read
-
         methods = [hooks.calls for hooks in self._setup.features.values() if hooks.calls]
         for method in (*methods, "schedule"):
             read = names_read(self._setup.task, method)
             for name in names:
                 if name.rpartition(".")[2] in read:
-                    return self._explained(name, f"{method}()", method)
+                    return self._error_of_reader(name, f"{method}()", method)
         return None
 
     def _error_of_earlier_phases(self) -> UserError | None:
@@ -278,30 +279,24 @@ class SplitCheck:
             trials.put_back()
         one, other = losses
         if one and other and compare_repeats(one, other, TOLERANCE[trials.format]):
-            return self._explained(
-                self._kept[0], f"the loss of phase {trials.phases[number]}", "loss"
-            )
+            reader = f"the loss of phase {trials.phases[number]}"
+            return self._error_of_reader(self._kept[0], reader, "loss")
         return None
 
-    def _explained(self, name: str, reader: str, method: str) -> UserError:
+    def _error_of_reader(self, name: str, reader: str, method: str) -> UserError:
         """The error of an attribute. method: of the task, which reads it."""
-        from samecurve.features.guard.split_errors import explain_kept
-        from samecurve.torch_engine.users_code import place_of_method
-
-        return explain_kept(described(name), reader, place_of_method(self._setup.task, method))
+        where = place_of_method(self._setup.task, method)
+        return _explained("kept", where, name=described(name), reader=reader)
 
     # --- hooks, gradient, later
 
     def _error_of_hooks(self) -> UserError | None:
-        model = self._setup.strategy.models[0]
-        hooked = (p._post_accumulate_grad_hooks for p in model.parameters())  # noqa: SLF001
-        if not any(hooked):
-            return None
-        from samecurve.features.guard.backward_code import accumulated_hook
-        from samecurve.features.guard.split_errors import explain_hook
-
-        hook = accumulated_hook(model)
-        return explain_hook(hook) if hook else None
+        """The error of a hook of the user's that is given what a device has summed so far."""
+        for name, parameter in self._setup.strategy.models[0].named_parameters():
+            hooks = parameter._post_accumulate_grad_hooks or {}  # noqa: SLF001 - no public name
+            for code in filter(None, map(users_code, hooks.values())):
+                return _explained("hook", place_of(code), name=f"a hook of {name}")
+        return None
 
     def _error_of_gradients_at(self, step: int) -> UserError | None:
         return self._error_at(step, three_parts, with_gradient=self._trials.is_small())
@@ -325,7 +320,7 @@ class SplitCheck:
                 return None
             finally:
                 trials.put_back()
-            return self._error_of_parts(few, drawn, with_gradient=with_gradient)
+            return self._error_of_parts(drawn, with_gradient=with_gradient)
 
     def _error_of_late_buffers(self) -> UserError | None:
         """The error of buffers that the loss of this step changes, and that of earlier ones did
@@ -345,25 +340,21 @@ class SplitCheck:
         """The error of a weight that the loss of the first step freezes, and that of this step does
         not, where all ranks gather weights in one order.
         """
-        thawed = sorted(self._frozen - self._frozen_weights())
+        thawed = self._frozen.thawed()
         if not self._judge.agree(bool(thawed and self._setup.strategy.gathers_weights)):
             return None
         from samecurve.torch_engine.strategies.sharded.gathers import another_frozen
 
-        error = another_frozen(thawed[0], is_frozen=False) if thawed else None
+        error = another_frozen(thawed, is_frozen=False) if thawed else None
         return self._judge.shared(error)
 
-    def _frozen_weights(self) -> set[str]:
-        named = self._setup.strategy.models[0].named_parameters()
-        return {name for name, weight in named if not weight.requires_grad}
-
     def _error_of_parts(
-        self, few: Rows, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False
+        self, drawn: Drawn, *, with_gradient: bool, between_ranks: bool = False
     ) -> UserError | None:
         """None too where the loss can't be computed for these samples, on any rank."""
         trials, tried = self._trials, None
         try:
-            tried = trials.tried_parts(few, trials.parts, with_gradient=with_gradient)
+            tried = trials.tried_in_parts(with_gradient=with_gradient)
         except RAISED:
             pass
         finally:
@@ -371,10 +362,10 @@ class SplitCheck:
         if self._judge.agree(tried is None):
             return None
         assert tried is not None
-        error = self._judge.error_of_means(tried, drawn)
+        error = self._judge.error_of_means(replace(tried, drawn=drawn))
         if not error and between_ranks:
-            ids = [int(trials.rows.ids[row]) for row in few]
-            error = error_between_ranks(self._setup, tried.whole, ids, trials.format)
+            ids = [int(trials.rows.ids[row]) for row in trials.samples]
+            error = self._judge.error_between_ranks(tried.whole, ids)
         if error or self._judge.agree(not tried.have_gradients):
             return error
         return self._judge.error_of_gradients(tried)
@@ -387,11 +378,12 @@ class SplitCheck:
         if compared.left_out:
             strategy = self._plan.layout.strategy
             note = f"{strategy} was not compared with one device: {compared.left_out}"
-            self._notes.append(f"{note}; samecurve verify compares whole steps")
+            self._judge.notes.append(f"{note}; samecurve verify compares whole steps")
         return self._judge.shared(compared.error)
 
-    def _diagnose(self, seen: Observed, finding: Finding | None, **known: bool) -> UserError | None:
-        """Find the cause; the modules that do so are imported only now."""
-        from samecurve.features.guard.diagnosis import Diagnosis
 
-        return Diagnosis(self._setup, self._trials).error_of(seen, finding, **known)
+def _explained(deed: "Deed", where: str, **names: str) -> UserError:
+    """The error in words, which are imported only now."""
+    from samecurve.features.guard.split_errors import explain_deed
+
+    return explain_deed(deed, where, **names)

@@ -32,28 +32,12 @@ _VIEWS = (
     " a sample side by side, torch.stack([view_1, view_2], 1).flatten(0, 1), whose results"
     " .unflatten(0, (-1, 2)) takes apart; else "
 )
-# functions of torch that return a mean by default
+# functions of torch that return a mean by default, beside those whose names end in "_loss"
 _LOSSES = frozenset({
     "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
     "cross_entropy",
-    "ctc_loss",
-    "gaussian_nll_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
     "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
 })  # fmt: skip
 _DIVISIONS = frozenset({"div", "__truediv__", "true_divide", "div_", "mean"})
 
@@ -135,18 +119,6 @@ def explain(finding: Finding, evidence: Evidence, *, rounded: float) -> UserErro
     return _explain_coupled(finding, evidence, where, rounded)
 
 
-def explain_hook(hook: Place) -> UserError:
-    """The error for a hook that is called with the gradients of only some microbatches."""
-    return UserError(
-        f"{hook.function} is called after each backward pass, on the gradient that one device has"
-        " summed so far",
-        "parameter.register_hook for what is linear in each microbatch's gradient (a mask, a"
-        " factor); clipping of whole gradients is optimizer.clip; what changes weights belongs"
-        " into the optimizer or after_step(self, model, step)",
-        hook.where,
-    )
-
-
 def _explain_gradient(finding: Finding, evidence: Evidence) -> UserError:
     cause, by = f"{evidence.what} {finding.text}", evidence.backward or evidence.place
     if evidence.backward:
@@ -205,24 +177,11 @@ def explain_state(evidence: Evidence, cause: str) -> UserError:
     )
 
 
-def explain_kept(name: str, reader: str, where: str) -> UserError:
-    """The error for an attribute that holds something of the last microbatch and is read elsewhere.
-
-    name: in words; reader: what reads it; where: file:line at which the reader begins
-    """
-    return UserError(
-        f"{reader} depends on {name}, which holds something of the last microbatch that a"
-        " device has computed: of other samples on another number of devices",
-        "use what follows from the weights and the step; for a statistic of the whole batch,"
-        " features(self, model, batch) and batch_loss(self, features), which see all of it",
-        where,
-    )
-
-
-def explain_buffer(name: str, where: str) -> UserError:
-    """The error for a buffer whose new value depends on the samples of the microbatch."""
-    return UserError(
-        f"the forward pass changes buffer {name} by the samples that it sees, so its value depends"
+Deed = Literal["buffer", "written", "thawed", "made", "moved", "kept", "hook", "rank"]
+# what a loss does beside computing: the cause, with names, and the remedy
+_DEEDS: Mapping[Deed, tuple[str, str]] = {
+    "buffer": (
+        "the forward pass changes buffer {name} by the samples that it sees, so its value depends"
         " on how a batch is split over devices and microbatches",
         "what follows from the weights: change the buffer in after_step(self, model, step), not in"
         " forward. A running mean over the batch (DINO's centre, a codebook): a parameter with a"
@@ -230,54 +189,62 @@ def explain_buffer(name: str, where: str) -> UserError:
         " (docs/task-after-step.md). A queue of earlier batches (MoCo): a parameter with a phase"
         " that replaces its oldest rows (docs/task-recipes.md, examples/moco.py)."
         " Statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm"
-        " with train.norm_sync;"
-        f" {ALLOW}",
-        where,
-    )
-
-
-def explain_written(name: str, where: str) -> UserError:
-    """The error for a loss that writes into a weight."""
-    return UserError(
-        f"the loss changes the weight {name} while it is computed, so each device and each"
+        f" with train.norm_sync; {ALLOW}",
+    ),
+    "written": (
+        "the loss changes the weight {name} while it is computed, so each device and each"
         " microbatch changes its own, and under fsdp the change is lost",
         "after_step(self, model, step) for what follows an update (weight clipping, pruning, a"
         " teacher's average: docs/task-after-step.md). nn.Embedding(max_norm=m): no max_norm,"
         " and embedding.weight.renorm_(2, 0, m) in after_step",
-        where,
-    )
-
-
-def explain_thawed(name: str, where: str) -> UserError:
-    """The error for a loss that thaws a weight."""
-    return UserError(
-        f"the loss thaws the weight {name}, which was frozen when the run began: it has no"
+    ),
+    "thawed": (
+        "the loss thaws the weight {name}, which was frozen when the run began: it has no"
         " optimizer, so it would never be trained",
         "leave it trainable in model(), and in the loss freeze it until its step:"
         " parameter.requires_grad_(step >= first); or two runs, the second with --init-from",
-        where,
-    )
-
-
-def explain_made(name: str, where: str) -> UserError:
-    """The error for a weight that the first forward pass makes."""
-    return UserError(
-        f"the first forward pass makes the weight {name}: it has no optimizer, so it would never be"
+    ),
+    "made": (
+        "the first forward pass makes the weight {name}: it has no optimizer, so it would never be"
         " trained",
         "make its layer in model(), or in the __init__() of its module",
-        where,
-    )
-
-
-def explain_moved(name: str, where: str) -> UserError:
-    """The error for an iterator, named in words, that the loss takes items from."""
-    return UserError(
-        f"the loss takes the next item of {name} in each call, so it depends on how many"
+    ),
+    "moved": (
+        "the loss takes the next item of {name} in each call, so it depends on how many"
         " microbatches a device has computed, and no checkpoint holds how far the iterator is",
         "def loss(self, model, batch, step) is given the step: compute the item from it, as in"
         " weights[step % len(weights)]",
-        where,
-    )
+    ),
+    "kept": (  # an attribute that something else reads
+        "{reader} depends on {name}, which holds something of the last microbatch that a"
+        " device has computed: of other samples on another number of devices",
+        "use what follows from the weights and the step; for a statistic of the whole batch,"
+        " features(self, model, batch) and batch_loss(self, features), which see all of it",
+    ),
+    "hook": (  # on a parameter's accumulated gradient
+        "{name} is called after each backward pass, on the gradient that one device has summed so"
+        " far",
+        "parameter.register_hook for what is linear in each microbatch's gradient (a mask, a"
+        " factor); clipping of whole gradients is optimizer.clip; what changes weights belongs"
+        " into the optimizer or after_step(self, model, step)",
+    ),
+    "rank": (  # another loss on another rank
+        "{name}",
+        "the loss may depend on the weights, the sample and the step alone. Look for what it reads"
+        " beside them: the rank, a clock, a file, a global, a closure, a cache, and what an earlier"
+        " microbatch has left in them. If there is none, a device may compute wrong:"
+        " --set train.sentinel=50 finds it (docs/sentinel.md)",
+    ),
+}
+
+
+def explain_deed(deed: Deed, where: str, **names: str) -> UserError:
+    """The error for what a loss may not do.
+
+    where: file:line at which the loss does it, or begins. names: those in the words above
+    """
+    cause, remedy = _DEEDS[deed]
+    return UserError(cause.format(**names), remedy, where)
 
 
 def explain_sharded(strategy: str, finding: Finding) -> UserError:
@@ -346,7 +313,8 @@ def _explain_coupled(finding: Finding, evidence: Evidence, where: str, rounded: 
         remedy = f"{views}a loss that is a sum over samples; or {_WHOLE_BATCH}; {ALLOW}"
         return UserError(f"{by}{cause}", remedy, where)
     name = place.function.rpartition(".")[2]
-    if place.how == "reduced" and place.is_number and name in _LOSSES | _DIVISIONS:
+    divides = name.endswith("_loss") or name in _LOSSES | _DIVISIONS
+    if place.how == "reduced" and place.is_number and divides:
         return UserError(
             f"{place.function} divides within the microbatch: {cause}",
             f"leave the division to the program: {RETURN_MEAN}",

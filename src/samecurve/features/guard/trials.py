@@ -4,11 +4,11 @@ A loss is computed as in a step, but in wider formats where that is possible, an
 its running statistics. put_back() restores the model, the task and the random generators.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,16 +16,20 @@ import torch
 from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays, MicroBatch, TrialRows
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.features.guard.additivity import Format, Trial
-from samecurve.features.guard.trial_conditions import (
+from samecurve.features.guard.additivity import Trial, compare_repeats, no_trial, two_parts
+from samecurve.features.guard.trial_passes import (
+    Digests,
     Float64Inside,
+    added_up,
+    changes_products,
+    format_of,
     full_float32,
+    gradients_of,
     model_in_float64,
     norms_frozen,
     widened,
 )
-from samecurve.features.guard.trial_gradients import Digests, gradients_of
-from samecurve.features.guard.written_weights import WeightVersions
+from samecurve.features.guard.weights import WeightVersions
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.precision import autocast_for, current_device
 from samecurve.torch_engine.randomness import StagedKeys
@@ -33,6 +37,7 @@ from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.users_code.side_effects import (
     Attributes,
     Buffers,
+    Counter,
     GeneratorStates,
     Noted,
 )
@@ -52,8 +57,6 @@ RAISED = (
 )
 Stage = Callable[[MicroBatch], MicroBatch]  # host rows -> tensors, as for a step
 Run = Callable[..., Any]  # train() or call() of a strategy
-
-
 Rows = Sequence[int]  # positions among the rows that the check is given
 
 
@@ -68,20 +71,59 @@ class Tried(NamedTuple):
     gradients: Digests | None = None
 
 
-class TriedParts(NamedTuple):
-    """The losses of some samples and of their parts.
+class Drawn(NamedTuple):
+    """Random generators from which a loss has drawn without a key.
 
-    failed: why the loss of a part can't be computed; None: it can
+    moved: the names of those that each device and microbatch would draw from by itself
+    seeded: whether numpy's or Python's were drawn from, which are seeded for each microbatch
+    """
+
+    moved: Sequence[str] = ()
+    seeded: bool = False
+
+    def is_shared(self, setup: EngineSetup) -> bool:
+        """Whether the devices of one process draw from one generator."""
+        return self.seeded and setup.has_several_devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Observations of a loss, and of the means that are logged beside it.
+
+    whole, parts: of all samples, and of each part; failed: why it can't be computed for a part
+    again, far: the loss of all samples once more; as after many more microbatches, where something
+        counts
+    changed: attributes that a forward pass changes; counters: those that grow with each pass
+    steady, unlike: buffers that change alike, or not, whatever the samples are
+    kept: attributes that are others after other samples
     """
 
     whole: Tried
     parts: Sequence[Tried]
-    failed: UserError | None
+    failed: UserError | None = None
+    again: Trial | None = None
+    far: Trial | None = None
+    drawn: Drawn = Drawn()
+    changed: Sequence[str] = ()
+    counters: Mapping[str, Counter] = field(default_factory=dict)
+    steady: AbstractSet[str] = frozenset()
+    unlike: Sequence[str] = ()
+    kept: Sequence[str] = ()
 
     @property
     def have_gradients(self) -> bool:
         """Whether all gradients could be computed."""
         return all(each.gradients is not None for each in (self.whole, *self.parts))
+
+    def is_counting(self, tolerance: float) -> bool:
+        """Whether the loss depends on how many microbatches came before."""
+        whole = self.whole.losses["loss"]
+        return self.far is not None and bool(compare_repeats(whole, self.far, tolerance))
+
+    def trials_of(self, name: str) -> tuple[Trial, list[Trial]]:
+        """All samples' loss, or mean of this name, and that of each part."""
+        of_parts = [part.losses.get(name, part.losses["loss"]) for part in self.parts]
+        return self.whole.losses[name], of_parts
 
 
 class Trials:
@@ -104,7 +146,7 @@ class Trials:
         self.step, self.name = rows.step, "loss"
         self.phases = list(setup.task.phases) or [""]
         self.phase_number = 0
-        self.format = _format_of(setup)
+        self.format = format_of(setup)
         self._with_grad = self._widens_rows = self._widens_inside = False
         self.written: tuple[str, int] | None = None
 
@@ -168,24 +210,20 @@ class Trials:
 
     @contextmanager
     def in_float64(self) -> Iterator[None]:
-        """Weights, buffers and rows are in float64."""
-        rows_and_format = self._having(_widens_rows=True, format=self.format)
-        with model_in_float64(self._model), self._other_buffers(), rows_and_format:
-            yield
+        """Weights, buffers and rows are in float64. put_back() restores the buffers as they are."""
+        before, model = self.buffers, self._model
+        try:
+            with (
+                model_in_float64(model),
+                self._having(_widens_rows=True, format=self.format, buffers=Buffers(model)),
+            ):
+                yield
+        finally:
+            before.put_back()
 
     def in_float64_inside(self) -> AbstractContextManager[None]:
         """Compute in float64 what an f64 run computes in float32."""
         return self._having(_widens_inside=True)
-
-    @contextmanager
-    def _other_buffers(self) -> Iterator[None]:
-        """put_back() restores the buffers as they are now."""
-        before = self.buffers
-        try:
-            with self._having(buffers=Buffers(self._model)):
-                yield
-        finally:
-            before.put_back()
 
     @contextmanager
     def _having(self, **values: object) -> Iterator[None]:
@@ -198,10 +236,10 @@ class Trials:
             vars(self).update(before)
 
     def can_widen(self) -> bool:
+        """Whether the weights can be replaced by copies in float64."""
+        is_whole = self._plan.layout.shards == 1 and not changes_products(self._setup)
         is_moved = any(hooks.moves_weights for hooks in self._setup.features.values())
-        as_they_are = self._plan.layout.shards == 1 and not is_moved
-        as_they_are = as_they_are and not _changes_products(self._setup)
-        return as_they_are and self.is_small()
+        return is_whole and not is_moved and self.is_small()
 
     def is_small(self) -> bool:
         """Whether a second copy of the weights has room."""
@@ -241,21 +279,21 @@ class Trials:
         try:
             return self.tried(rows, with_gradient=with_gradient), None
         except RAISED as error:
-            where = error.where if isinstance(error, SamecurveError) else ""
-            cause = error.cause if isinstance(error, SamecurveError) else f"{error}"
-            return Tried({"loss": no_trial(rows)}), UserError(cause, where=where)
+            told = error if isinstance(error, SamecurveError) else UserError(f"{error}")
+            failed = UserError(told.cause, where=told.where)
+            return Tried({"loss": no_trial(rows)}), failed
 
-    def tried_parts(self, rows: Rows, parts: Sequence[Rows], *, with_gradient: bool) -> TriedParts:
-        """The losses of samples and of their parts."""
-        whole = self.tried(rows, with_gradient=with_gradient)
+    def tried_in_parts(self, *, with_gradient: bool) -> Observed:
+        """The losses of the samples and of their parts."""
+        whole = self.tried(self.samples, with_gradient=with_gradient)
         self.put_back()
-        losses, failed = [], None
-        for each in parts:
-            part, error = self.tried_part(each, with_gradient=with_gradient)
+        parts, failed = [], None
+        for rows in self.parts:
+            part, error = self.tried_part(rows, with_gradient=with_gradient)
             self.put_back()
             failed = failed or error
-            losses.append(part)
-        return TriedParts(whole, losses, failed)
+            parts.append(part)
+        return Observed(whole=whole, parts=parts, failed=failed)
 
     def tried(self, rows: Rows, *, with_gradient: bool = False) -> Tried:
         """The losses, with the gradients where they can be computed."""
@@ -275,11 +313,8 @@ class Trials:
     def features_of(self, rows: Rows) -> Arrays:
         """The features, for a task that has batch_loss()."""
         microbatch, setup = self._microbatch(rows), self._setup
-        phase, progress = self.phases[self.phase_number], self._plan.progress_at(self.step)
         with self._within(microbatch):
-            features: Arrays = setup.strategy.call(
-                0, setup.task.features, microbatch.arrays, progress, phase
-            )
+            features: Arrays = self._run(setup.strategy.call, setup.task.features, microbatch)
         return features
 
     def _with_gradients(self, rows: Rows) -> Tried:
@@ -324,78 +359,32 @@ class Trials:
             self.written = name, self.step
 
     def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
-        task, phase = self._setup.task, self.phases[self.phase_number]
-        progress = self._plan.progress_at(self.step)
+        task = self._setup.task
         if self._plan.sees_whole_batch:
-            features = run(0, task.features, microbatch.arrays, progress, phase)
+            features = self._run(run, task.features, microbatch)
             count = len(next(iter(microbatch.arrays.values())))
-            return {"loss": Mean(_added_up(features), count)}
-        losses: Mapping[str, Mean] = run(0, task.losses, microbatch.arrays, progress, phase)
+            return {"loss": Mean(added_up(features), count)}
+        losses: Mapping[str, Mean] = self._run(run, task.losses, microbatch)
         return losses
 
-
-def two_parts(rows: Rows) -> list[Rows]:
-    """Two unequal parts in reversed order; a single row is not divided."""
-    turned = list(reversed(rows))
-    if len(turned) < 2:
-        return [turned]
-    cut = max(1, 3 * len(turned) // 8)
-    return [turned[:cut], turned[cut:]]
+    def _run(self, run: Run, method: Callable[..., Any], microbatch: MicroBatch) -> Any:
+        phase, progress = self.phases[self.phase_number], self._plan.progress_at(self.step)
+        return run(0, method, microbatch.arrays, progress, phase)
 
 
-def three_parts(rows: Rows) -> list[Rows]:
-    """Two parts of one row each and the rest, in reversed order."""
-    turned = list(reversed(rows))
-    return [part for part in (turned[:1], turned[1:2], turned[2:]) if part]
-
-
-def no_trial(rows: Rows) -> Trial:
-    """The trial of a loss that can't be computed."""
-    return Trial(len(rows), math.nan, math.nan)
-
-
-def _format_of(setup: EngineSetup) -> Format:
-    """The format of losses: wider than in a step, where the weights are kept in a wider one."""
-    plan = setup.plan
-    if plan.compute.precision == "f64":
-        return "f64"
-    is_narrow = plan.compute.precision in {"bf16", "f16"}
-    is_narrow = _changes_products(setup) or (is_narrow and plan.layout.shards > 1)
-    return "narrow" if is_narrow else "f32"
-
-
-def _changes_products(setup: EngineSetup) -> bool:
-    """Whether a feature computes products in another format than the weights say."""
-    return any(hooks.changes_products for hooks in setup.features.values())
-
-
-def _added_up(features: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """A single number for features with a row a sample. It adds up over samples if each row depends
-    on its own sample only.
-
-    Each number of a row has a weight of its own, the same in every row, and is bent (asinh): rows
-    minus their mean would add up to 0 however they are divided.
-    """
-    total = torch.zeros((), dtype=torch.float64)
-    for feature in features.values():
-        rows = torch.view_as_real(feature) if feature.is_complex() else feature
-        rows = rows.reshape(len(feature), -1).double()
-        places = torch.arange(rows.shape[1], dtype=torch.float64, device=rows.device)
-        weights = 1 + places.cos() / 2
-        total = total.to(rows.device) + (rows.asinh() * weights).sum()
-    return total
+def is_on_any_rank(setup: EngineSetup, here: bool) -> bool:  # noqa: FBT001 - one word says it
+    """Whether it is true on any rank; all ranks call it together."""
+    flag = torch.tensor(float(here), dtype=torch.float64, device=setup.device)
+    return bool(setup.comm.all_reduce(flag)() > 0)
 
 
 def _as_trials(losses: Mapping[str, Mean], samples: int) -> dict[str, Trial]:
-    return {
-        name: Trial(samples, float(loss.sum), float(loss.weight)) for name, loss in losses.items()
-    }
+    numbers = {name: (float(loss.sum), float(loss.weight)) for name, loss in losses.items()}
+    return {name: Trial(samples, *of_loss) for name, of_loss in numbers.items()}
 
 
 def _wants_gradient(error: BaseException) -> bool:
     """Whether a loss failed because it takes gradients itself."""
     causes = [error, error.__cause__, error.__context__]
-    return any(
-        isinstance(cause, RuntimeError) and "does not require grad" in str(cause)
-        for cause in causes
-    )
+    texts = [str(cause) for cause in causes if isinstance(cause, RuntimeError)]
+    return any("does not require grad" in text for text in texts)

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import ASK_SAME_BITS, FaultyDeviceError, RunError
+from samecurve.features.check_replicas.verdict import named_devices
 from samecurve.features.guard import Choice, SentinelRule
-from samecurve.units import join_words, some
+from samecurve.units import some
 
 Kind = Literal["transient", "lasting", "not deterministic"]
 Row = NDArray[np.int64]  # the hash of each array of a gradient
-_SHOWN = 8  # samples and devices in a message
+_SHOWN = 8  # samples in a message
 
 
 def alike(plan: Plan) -> list[list[int]]:
@@ -29,6 +30,13 @@ def alike(plan: Plan) -> list[list[int]]:
     for number, device in enumerate(plan.layout.devices):
         by_name.setdefault(device.name, []).append(number)
     return list(by_name.values())
+
+
+def hosts_of_devices(plan: Plan, names: Sequence[str]) -> list[str]:
+    """The host of each device; empty: there is one host. names: of the processes' hosts"""
+    if len(set(names)) == 1:
+        return []
+    return [name for rank, name in enumerate(names) for _ in plan.layout.devices_of(rank)]
 
 
 @dataclass(frozen=True)
@@ -52,11 +60,8 @@ def judge(times: Sequence[Sequence[Row]], groups: Sequence[Sequence[int]]) -> Fi
     times: for each device the hashes of each time that it computed the gradient
     groups: devices that must agree with each other
     """
-    for group in groups:
-        finding = _judge_group({device: times[device] for device in group})
-        if finding:
-            return finding
-    return None
+    findings = (_judge_group({device: times[device] for device in group}) for group in groups)
+    return next(filter(None, findings), None)
 
 
 def _judge_group(times: dict[int, Sequence[Row]]) -> Finding | None:
@@ -169,23 +174,17 @@ class CheckedGradient:
 
     def _named(self, devices: Sequence[int]) -> str:
         """Ranks or devices in words, with their GPUs and hosts."""
-        layout = self.plan.layout
-        word = "rank" if layout.spec.processes == "one per device" else "device"
         texts = []
-        for device in devices:
-            places = []
-            if layout.devices[device].kind != "cpu":
-                places.append(layout.devices[device].place)
+        for number in devices:
+            device = self.plan.layout.devices[number]
+            places = [device.place] if device.kind != "cpu" else []
             if self.hosts:
-                places.append(f"on {self.hosts[device]}")
-            texts.append(f"{device} ({' '.join(places)})" if places else str(device))
-        if len(texts) <= 1:
-            return f"{word} {texts[0]}" if texts else ""
-        names = join_words(texts) if len(texts) <= _SHOWN else some(texts, _SHOWN)
-        return f"{word}s {names}"
+                places.append(f"on {self.hosts[number]}")
+            texts.append(f"{number} ({' '.join(places)})" if places else str(number))
+        return named_devices(self.plan, texts)
 
     def _remedy(self, finding: Finding) -> str:
-        repeats = self.plan.compute.deterministic
+        repeats, suspects = self.plan.compute.deterministic, self._named(finding.suspects)
         if finding.kind == "not deterministic":
             kernels = (
                 "a kernel of your own, or a library's, adds in no fixed order (docs/sentinel.md)"
@@ -196,21 +195,19 @@ class CheckedGradient:
                 "no device is suspect: a kernel that gives other bits each time does so on every"
                 f" device. {kernels}; or leave train.sentinel out, which can find nothing here"
             )
-        where = self._where_to_look(finding.suspects)
+        devices = [self.plan.layout.devices[number] for number in finding.suspects]
+        has_gpus = any(device.kind != "cpu" for device in devices)
+        where = "`nvidia-smi -q -d ECC` and `dmesg`" if has_gpus else "`dmesg`"
         if finding.kind == "lasting":
             return (
-                f"suspect {self._named(finding.suspects)}: leave it out (--gpus, another host), and"
+                f"suspect {suspects}: leave it out (--gpus, another host), and"
                 f" look at {where}. Steps before may be wrong, too: `samecurve audit RUN` tells"
                 " since when. If it computes well elsewhere, look for code that asks which device"
                 " it runs on"
             )
         return (
             "another start goes on from the last save. One such event may be chance; if"
-            f" {self._named(finding.suspects)} is named again, look at {where}, and leave it out."
+            f" {suspects} is named again, look at {where}, and leave it out."
             " If the name changes from time to time, suspect a kernel that adds in no fixed order"
             + ("" if repeats else f": {ASK_SAME_BITS} takes others")
         )
-
-    def _where_to_look(self, suspects: Sequence[int]) -> str:
-        gpus = any(self.plan.layout.devices[device].kind != "cpu" for device in suspects)
-        return "`nvidia-smi -q -d ECC` and `dmesg`" if gpus else "`dmesg`"

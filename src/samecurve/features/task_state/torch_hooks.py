@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import nn
 
 from samecurve.errors import UserError
@@ -20,7 +19,7 @@ from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step import State
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
 from samecurve.torch_engine.step.training_step import TrainingStep
-from samecurve.torch_engine.users_code import is_users, names_read, place_of_method
+from samecurve.torch_engine.users_code import is_users, loss_place, names_read
 from samecurve.torch_engine.users_code.holders import Variables
 from samecurve.torch_engine.users_code.side_effects import Attributes, Position
 
@@ -182,7 +181,7 @@ class Hooks(TorchHooks):
             f"the training depends on {first}, which changes as it goes and {failing[names[0]]}: a"
             " resumed run, and one on other devices, would give another curve",
             KEEP_IN_MODEL,
-            place_of_method(self._task, "features" if self.setup.plan.sees_whole_batch else "loss"),
+            loss_place(self.setup),
         )
 
     def _loss_depends(self, name: str) -> bool:
@@ -192,7 +191,7 @@ class Hooks(TorchHooks):
         if self._start is None:
             return False
         from samecurve.features.guard.additivity import compare_repeats
-        from samecurve.features.guard.trials import Trials
+        from samecurve.features.guard.trials import Trials, is_on_any_rank
 
         trials = Trials(self.setup, self._start.rows, self._start.stage)
         trials.step = self._state.step if self._state else trials.step
@@ -204,8 +203,7 @@ class Hooks(TorchHooks):
         differs = (now is None) != (then is None)
         if now and then:
             differs = compare_repeats(now, then, 0.0) is not None
-        flag = torch.tensor(float(differs), dtype=torch.float64, device=self.setup.device)
-        return bool(self.setup.comm.all_reduce(flag)() > 0)
+        return is_on_any_rank(self.setup, differs)
 
 
 def _unsaved_buffers(module: nn.Module) -> Variables:

@@ -8,13 +8,16 @@ from collections import deque
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 import samecurve
+
+if TYPE_CHECKING:
+    from samecurve.torch_engine.step import EngineSetup
 
 _INSTALLED = {"site-packages", "dist-packages"}
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
@@ -67,6 +70,11 @@ def place_of_method(task: object, method: str) -> str:
     return place_of(code) if code else "task"
 
 
+def loss_place(setup: "EngineSetup") -> str:
+    """file:line at which the user's loss begins."""
+    return place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
+
+
 def place_of(code: CodeType) -> str:
     """file:line at which a function begins."""
     return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
@@ -117,9 +125,18 @@ def shown_path(path: str) -> str:
 
 
 def _code(task: object, method: str) -> CodeType | None:
-    function = getattr(getattr(task, "task", task), method, None)
-    code: CodeType | None = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code
+    return _code_of(getattr(getattr(task, "task", task), method, None))
+
+
+def _code_of(function: object) -> CodeType | None:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def users_code(function: object) -> CodeType | None:
+    """The code of a function or method of the user's; None: it is none."""
+    code = _code_of(function)
+    return code if code and kind_of(code.co_filename) == "users" else None
 
 
 def has_users_code(task: object, model: nn.Module) -> bool:
@@ -129,8 +146,7 @@ def has_users_code(task: object, model: nn.Module) -> bool:
 
 def is_users(kind: type) -> bool:
     """Whether a class is of the user's code."""
-    codes = [getattr(one, "__code__", None) for one in tuple(vars(kind).values())]
-    return any(code is not None and kind_of(code.co_filename) == "users" for code in codes)
+    return any(map(users_code, tuple(vars(kind).values())))
 
 
 def equal(one: object, other: object) -> bool:

@@ -27,6 +27,7 @@ from samecurve.torch_engine.users_code import (
     kind_of,
     names_read,
     place_of_method,
+    users_code,
 )
 
 Holder = MutableMapping[str, Any]  # Any: the values of a user's attributes and variables
@@ -186,7 +187,7 @@ class _Walk:
                 for kind in value.__mro__:
                     if kind is value or self._is_new(kind):
                         self._enter_class(kind)
-            elif isinstance(value, FunctionType) and _is_users_function(value):
+            elif isinstance(value, FunctionType) and users_code(value):
                 self._enter_function(value)
             elif isinstance(value, _CACHE):
                 self._enter_cache(value)
@@ -197,7 +198,7 @@ class _Walk:
 
     def _enter_cache(self, cached: Any) -> None:
         outer, _, name = _name_of(cached).rpartition(".")
-        if _is_users_function(cached.__wrapped__):
+        if users_code(cached.__wrapped__):
             path = f"cached function {outer or _module_name(cached.__wrapped__.__globals__)}"
             self._hold(path, Variables(lambda: [name], lambda _: (_Cached(cached), "results")))
 
@@ -285,11 +286,6 @@ def _names_of(code: CodeType) -> list[str]:
 def _is_variable(name: str, value: object) -> bool:
     """Whether a name in a class is no method or other descriptor."""
     return not name.startswith("__") and not hasattr(type(value), "__get__")
-
-
-def _is_users_function(function: object) -> bool:
-    code = getattr(function, "__code__", None)
-    return code is not None and kind_of(code.co_filename) == "users"
 
 
 def _is_users_module(module: ModuleType | None) -> bool:

@@ -3,25 +3,33 @@
 torch counts the writes in place into a tensor: its version. Writes through `.data` are not counted;
 they show in the weights' bits. A weight that was frozen when the run began has no optimizer: to
 thaw it would train nothing.
+
+A view shows a weight while both lie in one memory. Shards, or another number format, give a weight
+other memory: then a view that was kept since model() holds the first values, and a loss that reads
+it is wrong from the first update on. What a forward pass makes anew is no such view: torch's old
+spectral norm keeps one until its layer is first used.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 import torch
+from torch import nn
 
+from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
+from samecurve.torch_engine.model.model_builder import FirstMemory
 from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.strategies import Strategy
+from samecurve.torch_engine.users_code import place_of_method
+from samecurve.torch_engine.users_code.holders import holders, names_in, tensors_within
 
 VERSION = attrgetter("_version")
-_STRETCHED = 3.0  # by which a weight is multiplied, once the run is at its end
 _CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
-_MOST_HASHED = (
-    1 << 14
-)  # numbers of a weight, spread over it: all of a large model take a step's time
+_MOST_HASHED = 1 << 14  # numbers hashed of a weight: all of a large model take a step's time
+_DEPTH = 2  # of lists and dicts within an attribute that may keep a view
 
 
 class WeightVersions:
@@ -93,30 +101,56 @@ def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[in
     return next((name for name, one, other in changed if one != other), "")
 
 
-def thaw_error(setup: EngineSetup, name: str) -> UserError:
-    """The error of a weight that the loss thaws."""
-    from samecurve.features.guard.split_errors import explain_thawed
-    from samecurve.torch_engine.users_code import place_of_method
-
-    method = "features" if setup.plan.sees_whole_batch else "loss"
-    return explain_thawed(name, place_of_method(setup.task, method))
+# --- views
 
 
-def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> UserError:
-    """The error of a weight that the loss writes into, with the line that does.
+def refuse_stale_views(first: Sequence[FirstMemory], setup: EngineSetup) -> None:
+    """Call it once forward passes of a step have run.
 
-    again: computes the loss once more
+    UserError: an attribute or a buffer is a view of memory that a weight no longer has.
     """
-    from samecurve.features.guard.split_errors import explain_written
-    from samecurve.features.guard.watched_lines import watch
-    from samecurve.torch_engine.users_code import place_of_method
-    from samecurve.torch_engine.users_code.side_effects import GeneratorStates
+    strategy, task = setup.strategy, setup.task
+    left = {each.memory.cdata: each.name for each in first if each.is_held}
+    if not strategy.gathers_weights:  # there all weights have other memory
+        for weight in (weight for model in strategy.models for weight in model.parameters()):
+            if type(weight) is nn.Parameter:
+                left.pop(_storage_of(weight), None)
+    if not left:
+        return
+    for path, tensor in _kept_tensors(strategy.models, getattr(task, "task", task)):
+        if name := left.get(_storage_of(tensor)):
+            where = place_of_method(task, "model")
+            raise UserError(*_cause_and_remedy(path, name, setup.plan), where)
 
-    where = place_of_method(setup.task, "features" if setup.plan.sees_whole_batch else "loss")
-    if not setup.strategy.gathers_weights:
-        weight = dict(setup.strategy.models[0].named_parameters())[name]
-        with torch.no_grad():  # what has been clamped once would stay as it is
-            weight.mul_(_STRETCHED)
-        reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001
-        where = watch(again, GeneratorStates(setup.device), reads).changes.get(name, where)
-    return explain_written(name, where)
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's memory."""
+    cdata: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - torch has no other name for it
+    return cdata
+
+
+def _kept_tensors(models: Sequence[nn.Module], task: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors with memory of their own in attributes and buffers, by path; without those that
+    a hook of the module makes anew before its forward pass.
+    """
+    for model in models:
+        named = [(f"buffer {name}", buffer) for name, buffer in model.named_buffers()]
+        for path, holder in holders(model, task).items():
+            hooks = holder.get("_forward_pre_hooks", {}).values()
+            made_anew = {getattr(hook, "name", None) for hook in hooks}
+            for name in names_in(holder):
+                if name not in made_anew:
+                    named += tensors_within(f"{path}.{name}", holder[name], _DEPTH)
+        for path, tensor in named:
+            if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+                yield path, tensor
+
+
+def _cause_and_remedy(path: str, name: str, plan: Plan) -> tuple[str, str]:
+    where = f"under {plan.layout.strategy}, in {plan.compute.precision},"
+    other = "; or --strategy ddp" if plan.layout.shards > 1 else ""
+    return (
+        f"{path} is a view of the weight {name}, kept since model() made it; {where} the weight"
+        " lies in other memory, and the view keeps the first values",
+        f"make the view where it is used: in forward(), or in the loss{other}",
+    )
