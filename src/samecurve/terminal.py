@@ -2,7 +2,7 @@
 
 Characters that would move a cursor, colour a line, turn its direction or break an encoding are
 shown as escapes (\\x1b); long texts are cut. Lines that are wider than the terminal break between
-words.
+words. Lines of progress are written over each other.
 """
 
 import io
@@ -11,11 +11,19 @@ import re
 import select
 import sys
 import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+PROGRESS = "SAMECURVE_PROGRESS"  # names the file that takes lines of progress (probe/progress.py)
+_LOOK_EVERY = 0.2  # seconds
+_LINE_EVERY = 10.0  # seconds, where lines can't be written over
+_OVER = "\r\x1b[K"  # the terminal's line is written anew
 # control characters but newline and tab, those that hide or turn text, halves of characters
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
@@ -123,3 +131,53 @@ def unbuffered(number: int, errors: str, encoding: str | None = None) -> io.Text
     """
     raw = _WholeWrites(number, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding=encoding, errors=errors, write_through=True)
+
+
+@contextmanager
+def shown_progress() -> Iterator[str]:
+    """Give the path of a file whose lines are shown on stderr while the block runs.
+
+    A terminal shows the last line; elsewhere a line is printed now and then.
+    """
+    with _file() as (file, path):
+        done = threading.Event()
+        follower = threading.Thread(target=_follow, args=(file, done), daemon=True)
+        follower.start()
+        try:
+            yield path
+        finally:
+            done.set()
+            follower.join()
+
+
+@contextmanager
+def _file() -> Iterator[tuple[IO[str], str]]:
+    """A file and the path by which a child process opens it. On Linux it has no name of its own, so
+    that nothing is left of it, however this process ends.
+    """
+    from tempfile import NamedTemporaryFile, TemporaryFile  # few commands prepare anything
+
+    if sys.platform == "linux":
+        with TemporaryFile("r") as file:
+            yield file, f"/proc/{os.getpid()}/fd/{file.fileno()}"
+    else:
+        with NamedTemporaryFile("r", prefix="samecurve-progress-") as named:
+            yield named, named.name
+
+
+def _follow(file: IO[str], done: threading.Event) -> None:
+    on_terminal, last_shown, written = sys.stderr.isatty(), -_LINE_EVERY, False
+    while True:
+        is_last = done.wait(_LOOK_EVERY)
+        lines = [line for line in file.read().split("\n") if line]
+        if lines and on_terminal:
+            room = (width_of(sys.stderr) or len(lines[-1]) + 1) - 1  # a line that wraps stays
+            print(f"{_OVER}{cut_line(lines[-1], room)}", end="", file=sys.stderr, flush=True)
+            written = True
+        elif lines and time.monotonic() - last_shown >= _LINE_EVERY:
+            print(lines[-1], file=sys.stderr, flush=True)
+            last_shown = time.monotonic()
+        if is_last:
+            break
+    if written:
+        print(file=sys.stderr)

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from samecurve.probe.progress import PROGRESS, show_progress, shown_progress
+from samecurve.probe.progress import show_progress
+from samecurve.terminal import PROGRESS, shown_progress
 
 
 def test_what_another_process_says_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

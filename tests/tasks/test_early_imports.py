@@ -21,7 +21,7 @@ class default_generator:
 OPENING = """
 import importlib, sys, threading, time
 from samecurve.tasks.adapter.opened_class import _seeded_everywhere
-from samecurve.tasks.adapter.data_kinds import is_torch
+from samecurve.tasks.adapter.returned import is_torch
 thread = threading.Thread(target=importlib.import_module, args=("torch.utils.data",))
 thread.start()
 while "torch" not in sys.modules:

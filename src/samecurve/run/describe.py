@@ -22,6 +22,7 @@ from samecurve.core.system.cache import cache_home
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.processes import Call, ForkServer, child_environment, start
 from samecurve.tasks import Tasks, entry_of
+from samecurve.terminal import PROGRESS, shown_progress
 
 _FRAMES, _TEXT_LINES = 8, 8  # lines shown of a describing process that failed
 
@@ -102,8 +103,6 @@ def _identity(config: Config, stamp: object) -> Any:
 
 
 def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> dict[str, Any]:
-    from samecurve.probe.progress import PROGRESS, shown_progress
-
     with (
         shown_progress() as progress,
         TemporaryFile("w+") as request,

@@ -8,8 +8,8 @@ from typing import Any
 
 from samecurve.core.config.document import suggest
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.data_kinds import parameters_of
 from samecurve.tasks.adapter.members import check_names, check_signatures, other_trainers
+from samecurve.tasks.adapter.returned import parameters_of
 from samecurve.tasks.protocol import MEMBERS, TaskMethods
 
 _WHOLE_BATCH = {name: MEMBERS[name] for name in ("features", "batch_loss")}  # in place of loss()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.data_kinds import FORM, Columns, parameters_of
+from samecurve.tasks.adapter.returned import FORM, Columns, parameters_of
 
 _DTYPE, _SHAPE = attrgetter("dtype"), attrgetter("shape")
 

@@ -15,7 +15,7 @@ import numpy as np
 from samecurve.core.config.sections import Config, section_argument
 from samecurve.core.protocols import START, Part, Progress
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.tasks.adapter.data_kinds import parameters_of
+from samecurve.tasks.adapter.returned import parameters_of
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.protocol import MEMBERS, TaskMethods
 from samecurve.tasks.user_class.user_errors import calling

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.data_order import Ids
 from samecurve.core.planning.fixed import ROWS_BESIDE
 from samecurve.errors import UserError
-from samecurve.tasks.adapter.data_kinds import (
+from samecurve.tasks.adapter.returned import (
     Columns,
     count_samples,
     is_from,

@@ -17,7 +17,7 @@ from samecurve.core.planning.facts import DescribedArrays, UserOptimizerFacts
 from samecurve.errors import UserError
 from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.bits_trial import bits_hindrance
-from samecurve.tasks.adapter.data_kinds import parameters_of
+from samecurve.tasks.adapter.returned import parameters_of
 from samecurve.tasks.adapter.sample_work import work_facts
 from samecurve.tasks.adapter.two_samples import try_features, try_loss
 from samecurve.torch_engine.model import TrainingMode, coupling_layers, kept_in_eval

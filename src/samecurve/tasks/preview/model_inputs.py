@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.protocols import Arrays
 from samecurve.tasks.adapter import TaskAdapter
-from samecurve.tasks.adapter.data_kinds import Columns
+from samecurve.tasks.adapter.returned import Columns
 from samecurve.torch_engine.precision import as_weights
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 

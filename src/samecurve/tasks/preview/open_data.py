@@ -20,7 +20,7 @@ from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter import TaskAdapter
-from samecurve.tasks.adapter.data_kinds import Columns
+from samecurve.tasks.adapter.returned import Columns
 from samecurve.tasks.adapter.rows import Rows
 from samecurve.tasks.preview.about import AboutData
 from samecurve.tasks.preview.parts import Part, Sample, Value, parts_of
