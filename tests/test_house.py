@@ -41,6 +41,8 @@ NAMED = {
     "recompute": (3, "a word of the memory's formula, and of two remedies"),
 }
 PROMISE_LINES = 580
+ROOMS = (*KERNEL, "tasks/adapter", "tasks/user_class")  # where every run passes through
+LINES_OF_ROOMS = 44_000
 
 # Runs the command line and counts, between two steps of the engine on the main thread, the calls of
 # Python functions and the files of ours in which they stand.
@@ -131,6 +133,11 @@ def test_functions_are_short() -> None:
         and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION
     ]
     assert not long, "\n".join(long)
+
+
+def test_the_rooms_of_every_run_are_small() -> None:
+    pages = [page for room in ROOMS for page in (ROOT / "src/samecurve" / room).rglob("*.py")]
+    assert sum(page.read_text().count("\n") for page in pages) <= LINES_OF_ROOMS
 
 
 def test_few_files_know_of_exactness() -> None:

@@ -23,7 +23,7 @@ from samecurve.experiments.check.collectives import (
     CollectiveTests,
     rounds,
 )
-from samecurve.launch.trial import Trials
+from samecurve.experiments.check.trial import Trials
 from warm_commands import template
 
 MODULES = ("torch", "torch._dynamo", "samecurve.worker.jobs.check_job", "check_ranks")

@@ -12,7 +12,7 @@ from itertools import combinations
 
 from samecurve.core.planning.machine import Device
 from samecurve.experiments.check import Check, failed, passed, warned
-from samecurve.launch.trial import Trial, Trials
+from samecurve.experiments.check.trial import Trial, Trials
 from samecurve.units import counted, join_words, show_rate, some
 from samecurve.worker.jobs.check_job import CollectiveTest
 from samecurve.worker.jobs.collectives_job import bus_factor

@@ -17,8 +17,8 @@ from samecurve.experiments.check.devices import check_devices, read_gpus
 from samecurve.experiments.check.software import check_jax, check_python, check_torch
 from samecurve.experiments.check.system import Host, check_system
 from samecurve.experiments.check.topology import check_topology, read_paths
+from samecurve.experiments.check.trial import Trial, Trials
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
-from samecurve.launch.trial import Trial, Trials
 from samecurve.probe import cpu_cores, cpu_name, host_memory
 
 _DESCRIBE_TORCH = "samecurve.worker.jobs.check_job:describe_torch"

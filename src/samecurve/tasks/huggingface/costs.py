@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.tasks.forward_costs import to_empty
-from samecurve.tasks.huggingface.causal import LossHead
-from samecurve.tasks.lora.quantized import Packing, QuantizedLinear
-from samecurve.torch_engine.model.model_setup import repeated_blocks
-from samecurve.torch_engine.model.saved_activations import (
+from samecurve.tasks.forward_costs import (
     SavedActivations,
     count_saved,
     saved_facts,
+    to_empty,
 )
+from samecurve.tasks.huggingface.causal import LossHead
+from samecurve.tasks.lora.quantized import Packing, QuantizedLinear
+from samecurve.torch_engine.model.model_setup import repeated_blocks
 from samecurve.units import counted
 
 # names registered with the library: sdpa without a mask, and experts of known sizes
