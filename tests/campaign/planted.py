@@ -270,16 +270,16 @@ class Plants:
             _save_in_place()
 
     def _wrap_journal(self) -> None:
-        from samecurve.observe.journal import Journal
+        from samecurve.observe.journal import Journal, line_of
 
         flush = Journal.flush
 
         def half(journal: Any) -> None:
-            lines = b"".join(journal._lines)
+            lines = journal._pending + "".join(map(line_of, journal._events)).encode()
             os.write(journal._descriptor, lines[: max(len(lines) - 20, 1)])
 
         def flush_or_tear(journal: Any) -> None:
-            if any(b'"step"' in line for line in journal._lines):
+            if any(event.kind == "step" for event in journal._events):
                 self.reach("journal", lambda: half(journal))
             flush(journal)
 
