@@ -261,7 +261,8 @@ def faults_of_run(command: Command, home: Path) -> Iterator[str]:
         return
     shown = [line for line in command.shown if not line.startswith(INCIDENTAL) and line]
     line = Line(command.page, command.number, ["plan"], shown)
-    orders = (done.stdout + err, err + done.stdout)
+    out, err = (text.replace(f"{ROOT}/", "") for text in (done.stdout, err))  # links lead there
+    orders = (out + err, err + out)
     faults = [list(compared(line, text, without_measures)) for text in orders] if shown else [[]]
     yield from min(faults, key=len)
 

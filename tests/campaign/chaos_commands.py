@@ -112,7 +112,8 @@ def _has_saved(job: Job, before: int) -> bool:
 def _lost(beat: Beat | None, saved: int) -> int:
     """The steps that will be trained again. ChaosError: more than a fault may cost."""
     done = max(beat.step, 0) if beat else 0
-    begun = done // SAVE * SAVE  # the newest save that had begun
+    may_wait = beat is not None and beat.activity in {"evaluate", "save"}  # for the save before
+    begun = (done - may_wait) // SAVE * SAVE  # the newest save that had surely begun
     require(begun - saved <= SAVE, f"{begun - saved} steps before the newest save begun")
     return max(done - saved, 0)
 

@@ -28,7 +28,7 @@ from samecurve.run.directory import Run
 HERE = Path(__file__).parent
 SAVE = 5  # steps between two saves
 TOLERANCE = 1e-12
-_ENDS = 240.0  # seconds in which a command has ended, else something hangs
+_SILENT = 240.0  # seconds without any sign of a command that hangs
 _GONE = 10.0  # seconds in which the processes of a run that was killed are gone
 CONFIG = """\
 task: {task}:Task
@@ -115,7 +115,7 @@ class Job:
 
     @contextmanager
     def live(
-        self, *more: object, words: Sequence[str] = (), timeout: float = _ENDS
+        self, *more: object, words: Sequence[str] = (), timeout: float = _SILENT
     ) -> Iterator["Live"]:
         """The command while it runs; killed after the block, if it is still there."""
         with open(self.home / self.output, "wb") as output:
@@ -252,11 +252,19 @@ class Live:
             time.sleep(0.01)
 
     def end(self) -> Ended:
-        try:
-            self.process.wait(self.timeout)
-        except subprocess.TimeoutExpired:
-            raise ChaosError(f"it hangs: {self.text()[-1500:]}") from None
-        return Ended(self.process.returncode, self.text())
+        """Wait for the end, however long it takes, as long as there are new lines and faults."""
+        seen = self._signs()
+        while True:
+            try:
+                self.process.wait(self.timeout)
+                return Ended(self.process.returncode, self.text())
+            except subprocess.TimeoutExpired:
+                seen, before = self._signs(), seen
+                require(seen != before, f"it hangs: {self.text()[-1500:]}")
+
+    def _signs(self) -> tuple[str, int, int]:
+        """What grows while the command gets on: its output, the journal, the faults."""
+        return self.text(), len(self.job.lines()), len([*self.job.home.glob("fired-*")])
 
     def text(self) -> str:
         return (self.job.home / self.job.output).read_text(errors="replace")

@@ -182,6 +182,7 @@ class Plants:
             return
         self._wrap_heartbeat()
         self._wrap_step()
+        self._wrap_begin_of_saves()
         self._wrap_saves()
         self._wrap_journal()
 
@@ -195,8 +196,6 @@ class Plants:
                 self._saving = step  # of the save that this start went on from
             self._step = step
             beat(heartbeat, step, activity)
-            if activity == "save":
-                self._saving = step
             self.reach(activity)
 
         Heartbeat.__call__ = beat_and_reach  # type: ignore[method-assign, assignment]
@@ -229,6 +228,17 @@ class Plants:
         dist.all_reduce = reduce
         TrainingStep.move_weights = move_weights  # type: ignore[method-assign]
         torch._fused_adamw_ = half
+
+    def _wrap_begin_of_saves(self) -> None:
+        from samecurve.checkpoint.store import Store
+
+        check_room = Store._check_room
+
+        def begin(store: Any, step: int, size: int) -> None:
+            self._saving = step  # this rank's part of the save before it has ended
+            check_room(store, step, size)
+
+        Store._check_room = begin  # type: ignore[method-assign, assignment]
 
     def _wrap_saves(self) -> None:
         from samecurve.checkpoint import MANIFEST
@@ -270,16 +280,16 @@ class Plants:
             _save_in_place()
 
     def _wrap_journal(self) -> None:
-        from samecurve.observe import Journal
+        from samecurve.observe import Journal, line_of
 
         flush = Journal.flush
 
         def half(journal: Any) -> None:
-            lines = b"".join(journal._lines)
+            lines = journal._pending + "".join(map(line_of, journal._events)).encode()
             os.write(journal._descriptor, lines[: max(len(lines) - 20, 1)])
 
         def flush_or_tear(journal: Any) -> None:
-            if any(b'"step"' in line for line in journal._lines):
+            if any(event.kind == "step" for event in journal._events):
                 self.reach("journal", lambda: half(journal))
             flush(journal)
 

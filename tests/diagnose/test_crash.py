@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from test_known_failures import fits
 
+import samecurve
 from samecurve.diagnose.crash import explain
 from samecurve.diagnose.notes import FailureNote, note_of, read_notes, write_note
-from samecurve.diagnose.tracebacks import ATTEMPT_LINE, last_traceback
+from samecurve.diagnose.tracebacks import ATTEMPT_LINE, Frame, last_traceback
 from samecurve.errors import (
     FAULTY_DEVICE,
     FaultyDeviceError,
@@ -334,3 +335,11 @@ def test_a_killed_rank_says_whether_memory_ran_out(tmp_path: Path) -> None:
     assert "; the kernel does so when memory runs out" in str(errors[None])
     assert "memory had not run out" in str(errors[0])
     assert "memory ran out, and the kernel ended 2 processes" in str(errors[2])
+
+
+def test_each_folder_of_this_program_is_its_own_code() -> None:
+    """A file of a folder that is not known would be shown as the user's line to correct."""
+    root = Path(samecurve.__file__).parent
+    for folder in {path.parent for path in root.glob("*/*.py")}:
+        frame = Frame(f"/home/me/src/samecurve/{folder.name}/any.py", 1, "", "")
+        assert (frame.is_ours, frame.is_users) == (True, False), folder.name

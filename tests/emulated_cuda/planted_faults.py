@@ -121,13 +121,15 @@ def event_not_waited_for(replace: Replace) -> None:
 
 @planted("pinned_source", "frozen weights on the host", line=_COPY_AHEAD)
 def weights_moved_during_their_copy(replace: Replace) -> None:
-    """BlockBuffers.forget() without its synchronize: the split check then moves weights."""
+    """BlockBuffers.forget() without its synchronize; who calls it may then write host values."""
 
     def forget(self: Any) -> None:
         for buffer in self.all:
             buffer.block = None
         self._moment = None
         self._moments.clear()
+        for source in self.sources:
+            source.copy_(source.clone())
 
     replace(BlockBuffers, "forget", forget)
 

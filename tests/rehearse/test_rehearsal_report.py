@@ -113,6 +113,15 @@ def test_steady_steps_are_counted_and_ranks_are_merged(tmp_path: Path) -> None:
     assert (costs.copies_to_device, costs.copies_to_host) == (3, 1)
 
 
+def test_steps_that_prove_the_run_are_no_steady_ones(tmp_path: Path) -> None:
+    """A run of 5 steps is probed in steps 1, 2 and 4; where nothing else is left they count."""
+    steps = [step(number, user=9 if number == 4 else 2, samecurve=1) for number in range(1, 6)]
+    write_report(tmp_path, 0, *steps)
+    for unlike, times in (({1, 2, 4}, 2), ({1, 2, 3, 4, 5}, 13 / 3)):
+        (found,) = Report(tmp_path, unlike).findings()
+        assert found.times == pytest.approx(times)
+
+
 def test_a_report_without_steps_has_no_costs(tmp_path: Path) -> None:
     write_report(tmp_path, 0, finding("host_read", OF_THE_USER))
     report = Report(tmp_path)

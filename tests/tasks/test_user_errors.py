@@ -1,6 +1,7 @@
 """What a user's code raises is its own, whatever it is; Ctrl-C is nobody's error."""
 
 import os
+import re
 import signal
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import samecurve
 from samecurve.errors import Interrupted, SamecurveError, UserError
 from samecurve.tasks.user_class.user_errors import calling
 
@@ -37,6 +39,23 @@ def test_ctrl_c_passes(kind: type[BaseException]) -> None:
             _raise(kind())
     finally:
         signal.signal(signal.SIGINT, heard)
+
+
+def test_a_peer_that_is_lost_in_the_forward_pass_is_nobody_s_error() -> None:
+    """fsdp gathers there: each file that waits for a collective says so to calling()."""
+    root = Path(samecurve.__file__).parent
+    waiting = [
+        path
+        for room in ("torch_engine", "features")
+        for path in (root / room).rglob("*.py")
+        if re.search(r"(?:work|hook\(.*\))\.wait\(|original_wait\(", path.read_text())
+    ]
+    assert len(waiting) >= 8
+    for path in waiting:
+        code = compile("raise RuntimeError('Connection reset by peer')", str(path), "exec")
+        lost = pytest.raises(RuntimeError, match=r"^Connection reset by peer$")
+        with lost, calling("My.loss()", Path(__file__)):
+            exec(code)
 
 
 def _raise(error: BaseException) -> None:

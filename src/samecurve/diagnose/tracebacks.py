@@ -28,8 +28,9 @@ _OTHER_OUTPUT = re.compile(
     r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from "
 )
 _OUR_ROOMS = (
-    "core|processes|convert|simulation|data|probe|checkpoint|observe|diagnose|torch_engine"
-    "|jax_engine|report|tasks|watch|run|worker|launch|experiments|ui|cli|api"
+    "core|features|processes|convert|simulation|data|probe|checkpoint|observe|diagnose"
+    "|torch_engine|jax_engine|report|tasks|watch|run|worker|launch|experiments|ui|cli|api"
+    "|interview|storage|submit"
 )
 _LAUNCHER_FILES = re.compile(
     r"^<frozen (?:runpy|importlib)|/runpy\.py$|/importlib/__init__\.py$"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from samecurve.core.planning.plan import Plan
 from samecurve.experiments.scratch import scratch
+from samecurve.features.guard import is_probed
 from samecurve.observe import read_events
 from samecurve.observe.plan_text import arithmetic, strategy_text
 from samecurve.processes import child_environment, python_module
@@ -91,7 +92,15 @@ def rehearse_config(request: Request) -> Rehearsal:
             request.say("the same steps on one CPU device, to compare the losses")
             words = _words_on_cpu(request, emulated.plan)
             on_cpu = _train(home / "cpu", request, words, child_environment())
-        return _rehearsal(request, Report(reports), emulated, on_cpu)
+        report = Report(reports, _probed_steps(request.steps, emulated.plan))
+        return _rehearsal(request, report, emulated, on_cpu)
+
+
+def _probed_steps(steps: int, plan: Plan | None) -> set[int]:
+    """The steps, counted from 1, in which the run proves itself: a long run has few of them."""
+    if plan is None:
+        return set()
+    return {step + 1 for step in range(steps) if is_probed(plan, step, first_step=0)}
 
 
 def gpus_in_words(emulation: Emulation) -> str:

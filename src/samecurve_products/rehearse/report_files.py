@@ -7,7 +7,7 @@ each. The host syncs of a step have their stacks as well.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,13 @@ def shown(frame: Frame | None) -> str:
 
 
 class Report:
-    """The report of all processes of a rehearsal."""
+    """The report of all processes of a rehearsal.
 
-    def __init__(self, directory: Path) -> None:
+    unlike: steps, counted from 1, that do more than most: they are no steady ones
+    """
+
+    def __init__(self, directory: Path, unlike: Collection[int] = ()) -> None:
+        self._unlike = unlike
         reports = read_reports(directory)
         self._processes = [report for report in reports if report.steps or report.findings]
 
@@ -127,7 +131,7 @@ class Report:
         return [
             report.steps[number]
             for report in self._processes
-            for number in _steady(report)
+            for number in _steady(report, self._unlike)
             if number in report.steps
         ]
 
@@ -163,10 +167,11 @@ class Report:
         )
 
 
-def _steady(report: ProcessReport) -> range:
+def _steady(report: ProcessReport, unlike: Collection[int]) -> Sequence[int]:
     """The numbers of the steady steps; of a short run the last step."""
     last = max(report.steps, default=0)
-    return range(min(STEADY, last), last + 1) if last else range(0)
+    late = range(min(STEADY, last), last + 1) if last else range(0)
+    return [number for number in late if number not in unlike] or late
 
 
 def _by_place(found: Sequence[Found]) -> dict[tuple[str, ...], Finding]:

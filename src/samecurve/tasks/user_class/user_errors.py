@@ -30,8 +30,23 @@ _TRANSIENT = {
 }
 
 
-# files that wait for peers: torch's ddp, and our sums, which fsdp takes in a forward pass
-_COLLECTIVES = ("/torch/nn/parallel/distributed.py", "/samecurve/torch_engine/process_group.py")
+# what waits for peers: files of ours and of torch's ddp; fsdp does so in the user's forward pass
+_COLLECTIVES = (
+    "/torch/nn/parallel/distributed.py",
+    *(
+        f"/samecurve/{name}.py"
+        for name in (
+            "features/compress/powersgd",
+            "torch_engine/process_group",
+            "torch_engine/profiling/timeline",
+            "torch_engine/strategies/reducers/tree",
+            "torch_engine/strategies/sharded/link",
+            "torch_engine/strategies/sharded/once",
+            "torch_engine/strategies/sharded/sums",
+            "torch_engine/strategies/whole_matrices",
+        )
+    ),
+)
 
 
 class StartedWhileLoading(BaseException):
