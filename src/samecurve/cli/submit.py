@@ -115,7 +115,7 @@ def _read(flags: dict[str, Any], *, shared: str = "", default_home: Path | None 
     shared: the directory that the job sees, where it is not this one
     default_home: of the run, without --save-dir; None: a new one below runs
     """
-    from samecurve.run.directory.run_names import free_name
+    from samecurve.run.run_names import free_name
     from samecurve.submit.job import Job, Nodes, checked_name, plan_job, ranks_per_node
 
     nodes = Nodes(

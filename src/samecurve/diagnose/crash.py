@@ -84,7 +84,7 @@ def explain(
     oom_kills: processes that the kernel ended since the start because memory ran out; None: not
         known
     world_size: to name the ranks that did not fail; 0: not known
-    left_early: ranks that had ended with 0 when the first one failed
+    left_early: ranks that had ended with 0, and that nobody had told to end
     exit_places: rank -> where its own code ended it by sys.exit(), of ranks that left so
     resumes: the same command goes on from a save
     """

@@ -55,7 +55,7 @@ class GroupEnd:
 
     # rank -> exit code, negative for a signal; in the order in which the ranks failed
     failed: Mapping[int, int]
-    finished_before: Sequence[int] = ()  # ranks that had ended with 0 when the first one failed
+    finished_before: Sequence[int] = ()  # ranks that had ended with 0 by themselves
 
 
 class RankGroup:
@@ -215,6 +215,9 @@ class RankGroup:
             failure = self._failure(rank, code)
             if failure and rank not in self._failures and self.stopped_by is None:
                 self._fail(rank, failure)
+        # a rank that leaves closes its connections first, so those that lose it may end before it
+        if self._failures and not {number for _, number in _AFTER_FAILURE} & self._sent:
+            self._finished_before = self.left_well
 
     def _failure(self, rank: int, code: int | None) -> RankReport | None:
         """The failure of a rank by itself, if any. code: its exit code; None: it still lives."""
@@ -227,17 +230,8 @@ class RankGroup:
 
     def _fail(self, rank: int, failure: RankReport) -> None:
         if not self._failures:
-            self._finished_before = [
-                other
-                for other in range(len(self._processes))
-                if self._ended.get(other) == 0 or self._reported(other) == 0
-            ]
             self._schedule(_AFTER_FAILURE)
         self._failures[rank] = failure
-
-    def _reported(self, rank: int) -> int | None:
-        report = self._reports.get(rank) or self._read_report(rank)
-        return report.exit_code if report else None
 
     def _schedule(self, ladder: Sequence[tuple[float, int]]) -> None:
         self._due = [(time.monotonic() + seconds, number) for seconds, number in ladder]

@@ -324,7 +324,7 @@ def _make_run(
     origin.notes.extend([f"{note[0]}. Remedy: {note[1]}"] if note else [])
     check_room(Run(home), size, most_checkpoints(accepted_plan))
     if run is None:
-        from samecurve.run.directory.run_names import free_name
+        from samecurve.run.run_names import free_name
 
         run = Run(free_name(loaded.name))
     make_home(run.home)

@@ -17,7 +17,7 @@ from samecurve.launch.script.requirements import find_module, find_script, read_
 from samecurve.launch.script.script_attempt import Request, Script, ScriptAttempt
 from samecurve.probe import find_gpus
 from samecurve.processes.orphan_guard import OrphanGuard
-from samecurve.run.directory.run_names import free_name
+from samecurve.run.run_names import free_name
 from samecurve.units import counted, show_seconds
 
 

@@ -15,7 +15,6 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, mode
 
 from samecurve.core.config import MOST_LAYERS, Section
 from samecurve.core.config.sections import ALL, TRAIN, DataSection, SplitName
-from samecurve.core.protocols import Initial
 
 Size = Annotated[int, Field(gt=0, le=1 << 31)]  # of a dimension
 
@@ -171,21 +170,6 @@ def shapes(fields: LanguageModel, vocab: int) -> dict[str, tuple[int, ...]]:
     }
     head = {} if fields.tie_embeddings else {"lm_head.weight": (vocab, width)}
     return {"embed_tokens.weight": (vocab, width), **layers, "norm.weight": (width,), **head}
-
-
-def initial(name: str, fields: LanguageModel) -> Initial:
-    """GPT-2's initial values: norms begin as ones, matrices with a deviation of 0.02.
-
-    Matrices whose products are added to the residual stream begin smaller, by the root of the
-    number of additions.
-    Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section
-    2.3.
-    """
-    if "norm" in name:
-        return Initial(0.0, 1.0)
-    if name.endswith(("o_proj.weight", "down_proj.weight")):
-        return Initial(0.02 / (2 * fields.num_layers) ** 0.5)
-    return Initial(0.02)
 
 
 def model_facts(fields: LanguageModel, vocab: int, *, unfused: bool) -> dict[str, Any]:

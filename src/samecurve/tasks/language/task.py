@@ -25,7 +25,6 @@ from samecurve.tasks.language.corpus import (
 from samecurve.tasks.language.sections import (
     LanguageData,
     LanguageModel,
-    initial,
     model_facts,
     other_data,
 )
@@ -180,7 +179,18 @@ class LanguageTask:
         )
 
     def initial(self, name: str, _shape: tuple[int, ...]) -> Initial | None:
-        return initial(name, self.fields)
+        """GPT-2's initial values: norms begin as ones, matrices with a deviation of 0.02.
+
+        Matrices whose products are added to the residual stream begin smaller, by the root of the
+        number of additions.
+        Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section
+        2.3.
+        """
+        if "norm" in name:
+            return Initial(0.0, 1.0)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            return Initial(0.02 / (2 * self.fields.num_layers) ** 0.5)
+        return Initial(0.02)
 
     def summarize(self, totals: Mapping[str, Mean]) -> dict[str, float]:
         loss = totals["loss"].sum / totals["loss"].weight
