@@ -129,9 +129,14 @@ def test_a_run_is_the_same_to_the_bit_whether_it_is_checked_or_not(
 def test_a_device_that_computes_wrong_is_found_within_the_interval(
     layout: str, who: str, sections: Any, train: Train, tmp_path: Path
 ) -> None:
-    """From step 6 on; the next check is that of step 8, whatever device has the microbatch."""
+    """From step 6 on; the next check is that of step 8, whatever device has the microbatch.
+
+    Step 7 is the first of an epoch, which engine torch probes: by a microbatch computed again where
+    the run is exact.
+    """
     text, code = train(tmp_path, layout, Flip(1, 5), **sections)
-    assert "train.sentinel: in step 8 microbatch " in text
+    is_probed = sections is EXACT and not layout.startswith("jax")
+    assert f"train.sentinel: in step {7 if is_probed else 8} microbatch " in text
     assert f"the gradient of {NAME} differs: lasting: " in text
     assert who in text.replace(
         "3 times", "2 times"

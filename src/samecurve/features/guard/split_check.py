@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from samecurve.features.guard.split_errors import Deed
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
+_FEW_IN_STEP = 3  # in a probed step, which waits for them: the fewest that divide into unequal parts
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ class SplitCheck:
         """
         trials = self._trials
         trials.phase_number = phase_number
-        few = trials.samples[:_FEW]
+        few = trials.samples[:_FEW_IN_STEP]
         with trials.prepared(noted), trials.trying(trials.step, few, two_parts(few)):
             with_gradient = trials.is_small()
             return self._error_of_parts(Drawn(), with_gradient=with_gradient, between_ranks=True)
