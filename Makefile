@@ -48,8 +48,8 @@ emulator: .venv/.test  # compiled before the tests: on a busy machine that takes
 test: lint emulator
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=30
 
-test-long: lint emulator
-	$(BIN)/python -m pytest -m long --timeout 3600
+test-long: lint emulator  # hours; TESTS=tests/launch: of one room
+	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 --durations=30 $(TESTS)
 
 chaos: .venv/.test  # the fault campaign alone; it writes benchmarks/results/chaos-MACHINE.json
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(CURDIR)/tests $(BIN)/python tests/campaign/chaos.py $(if $(SEED),--seed $(SEED))
