@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from samecurve.features.guard.split_errors import Deed
 
 _FEW = 6  # samples of which gradients are tried, and losses at later steps
-_FEW_IN_STEP = 3  # in a probed step, which waits for them: the fewest that divide into unequal parts
+_FEW_IN_STEP = 3  # in a probed step, which waits for them: the fewest with unequal parts
 
 
 @dataclass(frozen=True)
