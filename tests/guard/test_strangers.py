@@ -20,6 +20,8 @@ SHORT = {  # in make test
     "modules.GradientNormalised",
     "modules.LateSpectralNorm",
     "modules.ViewKept",
+    "modules.BufferOnceLow",
+    "training.OptimizerSkips",
 }
 SAME = (
     "keeping.LruCache",
@@ -28,6 +30,8 @@ SAME = (
     "keeping.WorldMean",
     "keeping.SetOrder",
     "keeping.StepSmoothing",
+    "keeping.WritesIntoItsRows",
+    "modules.BufferOfALaterStep",
     "modules.RowGradientClip",
     "modules.MaskedGradient",
     "modules.Parametrized",
@@ -84,6 +88,7 @@ AS_THE_AUTHORS = (  # whose losses draw no random numbers: those follow the samp
 NOT_HERE = {  # what a layout can't have, and says so
     ("modules.MaskedGradient", "fsdp"): "0.weight has a hook, which would not be called",
     ("training.Unfreezes", "fsdp"): "the loss thaws the weight 0.",
+    ("modules.BufferOfALaterStep", "fsdp"): "the loss reads 0.weight outside of its block's",
     ("training.LateTeacher", "fsdp"): "the loss reads 0.weight outside of its block's forward()",
     ("training.FunctionalInner", "fsdp"): "another tensor stands in the place of 0.weight",
     ("training.OptimizerSkips", "fsdp-exact"): "would update parts of arrays",
@@ -111,6 +116,15 @@ REFUSED = {  # before the first step of ddp on two devices
     "training.NumpyShuffle": "Tensor.__getitem__ makes the numbers of a sample depend on",
     "training.EverySeventh": "the loss at step 5",
     "training.SharpnessAware": "the loss gives the sum",
+}
+REFUSED_LATER = {  # by layout, with what is said
+    "modules.BufferOnceLow": (
+        "parts",
+        "changes buffer seen in this step, and did not in",
+    ),
+    "training.ForgetsMoments": ("ddp", "the loss changes the optimizer's exp_avg of 0.weight"),
+    "training.OptimizerByNorm": ("fsdp", "depends on optimizer CautiousSGD.largest, which"),
+    "training.NormalisedUpdates": ("fsdp", "elementwise = True says that it does not"),
 }
 
 
@@ -187,3 +201,24 @@ def test_a_view_of_a_weight_that_lies_elsewhere_is_refused(
         assert "make the view where it is used" in outcome.error
         assert outcome.where.partition(":")[0].endswith("modules.py")
         assert not outcome.losses
+
+
+@pytest.mark.parametrize("case", cases(tuple(REFUSED_LATER)))
+def test_what_shows_later_ends_the_run(case: str, pool: Pool, tmp_path: Path) -> None:
+    layout, said = REFUSED_LATER[case]
+    outcome = run(pool, tmp_path, case, layout)
+    assert said in outcome.error
+    assert "evaluated 12" not in outcome.losses
+
+
+@pytest.mark.parametrize(
+    "case",
+    cases(("training.OptimizerSkips", "training.OptimizerByNorm", "modules.BufferOfALaterStep")),
+)
+def test_a_resumed_run_is_as_one_that_never_stopped(case: str, pool: Pool, tmp_path: Path) -> None:
+    """What an optimizer keeps in attributes of its own, and a buffer that has come to be."""
+    expected = run(pool, tmp_path, case, "one")
+    run(pool, tmp_path / "stopped", case, "one", stop_at=5)
+    resumed = run(pool, tmp_path / "stopped", case, "one", resume=5)
+    assert not resumed.error
+    assert resumed.losses == expected.losses

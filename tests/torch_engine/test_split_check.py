@@ -77,8 +77,10 @@ REFUSED = {  # kind -> what its error says
 }
 
 
-# counters turn after 50 microbatches; what is logged moves nothing
+# counters turn after 50 microbatches; what is logged moves nothing; what is written into weights is
+# the same twice, and lost under fsdp only
 SAME_AT_FIRST = {"late_counter", "counted_by_key", "counted_by_list", "logged_mean"}
+SAME_AT_FIRST |= {"max_norm", "clipped_weights", "pruned"}
 
 
 def config_for(kind: str, **sections: Any) -> Config:
@@ -457,6 +459,7 @@ def test_a_part_that_can_not_be_computed_is_told() -> None:
 
 
 LIBRARY = f"{Path(library_models.__file__)}:Library"
+ROUNDED_INSIDE = {"GPTNeoX", "Llama", "Qwen2", "Mistral", "Mixtral", "Bloom"}  # angles, biases
 QUICK = ("Bert", "GPT2", "ConvNext", "lstm", "experts", "spectral", "convolutions")
 
 
@@ -484,7 +487,10 @@ def test_models_of_libraries_pass_as_they_come(name: str) -> None:
 @pytest.mark.parametrize("precision", ["f64", "f32", "bf16", "f16"])
 @pytest.mark.parametrize("name", library_models.MODELS)
 def test_models_of_libraries_pass_in_every_format(name: str, precision: str) -> None:
-    assert said_of(library(name, precision=precision)) == ""
+    said = said_of(library(name, precision=precision))
+    rounds = precision == "f64" and name in ROUNDED_INSIDE
+    assert ("computes in float32 in an f64 run" in said) == rounds
+    assert rounds or not said
 
 
 @pytest.mark.long

@@ -232,10 +232,10 @@ def run_due_actions(
     if save:
         context.heartbeat(step, "save")
         began = time.perf_counter()  # before the copies from the devices, which training waits for
-        pieces = engine.gather(state)
         loop = asdict(logger.counters)
         if kept := engine.kept():
             loop[TASK_STATE] = kept
+        pieces = engine.gather(state)
         context.store.save(step, pieces, loop, began=began)
     logger.restart_clock()
 

@@ -207,6 +207,7 @@ class TorchEngine:
             self._add_features(dict.fromkeys(brought_by("users' code")))
         is_split = self.plan.batch.is_split or as_if_split
         start = Start(
+            state=state,
             rows=rows,
             stage=self._staged,
             is_split=is_split,

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import SAMPLES, Base, net, summed
+from common import SAMPLES, Base, Rows, net, summed
 from torch import nn
 
 from samecurve import Mean
@@ -478,3 +478,28 @@ class ClosureTeacher(Base):
         out = model(batch["x"])
         pull = (out - self.teach(model, batch["x"])).square().sum()
         return Mean(summed(out, batch["y"]) + pull, len(out))
+
+
+class KeptRows(Rows):
+    """Hands out its own memory, as a data set in memory does."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = super().__getitem__(range(SAMPLES))
+
+    def __getitem__(self, ids):
+        first, count = int(ids[0]), len(ids)
+        if list(ids) == list(range(first, first + count)):
+            return {name: array[first : first + count] for name, array in self.rows.items()}
+        return {name: array[ids] for name, array in self.rows.items()}
+
+
+class WritesIntoItsRows(Base):
+    """A loss that scales its batch in place, with data that hand out their own memory."""
+
+    def train_data(self):
+        return KeptRows()
+
+    def loss(self, model, batch):
+        batch["x"].mul_(0.5)
+        return super().loss(model, batch)

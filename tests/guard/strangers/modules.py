@@ -426,3 +426,48 @@ class RareClusters(Base):
     def loss(self, model, batch):
         y = torch.where(batch["id"] == 4, 25, torch.where(batch["id"] == 7, 14, batch["y"]))
         return Mean(-model(batch["x"], y).sum(), len(y))
+
+
+class LateBuffer(Base):
+    """A buffer that one rare sample moves."""
+
+    def model(self):
+        class Counting(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = net()
+                self.register_buffer("seen", torch.ones(()))
+
+            def forward(self, x, ids):
+                if (ids == 17).any():
+                    self.seen.mul_(0.5)
+                return self.net(x) * float(self.seen)
+
+        return Counting()
+
+    def loss(self, model, batch):
+        out = model(batch["x"], batch["id"])
+        return Mean(summed(out, batch["y"]), len(out))
+
+
+class BufferOfALaterStep(Base):
+    """A buffer that comes to be in mid-run, and keeps what the weights were."""
+
+    def loss(self, model, batch, step):
+        if step == 4 and not hasattr(model[0], "begun"):
+            model[0].register_buffer("begun", model[0].weight.detach().clone())
+        out = model(batch["x"])
+        begun = getattr(model[0], "begun", None)
+        pull = 0.0 if begun is None else (model[0].weight - begun).square().sum()
+        return Mean(summed(out, batch["y"]) + pull * len(out), len(out))
+
+
+class BufferOnceLow(LateBuffer):
+    """A buffer that moves at each pass with a low loss."""
+
+    def loss(self, model, batch):
+        out = model(batch["x"], batch["y"] * 0)
+        total = summed(out, batch["y"])
+        if float(total.detach()) / len(out) < 0.8:
+            model.seen.mul_(0.9)
+        return Mean(total, len(out))

@@ -293,3 +293,36 @@ class FunctionalInner(Base):
             fast = {n: w - 0.1 * g for (n, w), g in zip(weights.items(), gradients)}
             total = total + summed(torch.func.functional_call(model, fast, (0.9 * x,)), y)
         return Mean(total, len(batch["x"]))
+
+
+class ForgetsMoments(Base):
+    """A loss that empties the optimizer's state once it is high."""
+
+    elementwise = True
+
+    def optimizer(self, params, lr):
+        self.adam = torch.optim.Adam(params, lr=lr)
+        return self.adam
+
+    def loss(self, model, batch, step):
+        if step == 5:
+            for state in self.adam.state.values():
+                state["exp_avg"].zero_()
+        return super().loss(model, batch)
+
+
+class StepsOfOneLength(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad / (p.grad.norm() + 1e-8))
+
+
+class NormalisedUpdates(Base):
+    """An optimizer whose steps have one length, and that is said to update each number alone."""
+
+    elementwise = True
+
+    def optimizer(self, params, lr):
+        return StepsOfOneLength(params, lr=lr)

@@ -219,18 +219,23 @@ def _subject(name: str) -> str:
 
 
 def write_error(setup: EngineSetup, name: str, again: Callable[[], object]) -> UserError:
-    """The error of a weight that the loss writes into, with the line that does.
+    """The error of a weight, or a buffer, that the loss writes into, with the line that does.
 
+    name: of something else in words, as the optimizer keeps it
     again: computes the loss once more
     """
-    where = loss_place(setup)
-    if not setup.strategy.gathers_weights:
-        weight = dict(setup.strategy.models[0].named_parameters())[name]
-        with torch.no_grad():  # what has been clamped once would stay as it is
-            weight.mul_(_STRETCHED)
-        reads = {name: lambda: (weight._version, weight.detach().clone())}  # noqa: SLF001
+    where, model = loss_place(setup), setup.strategy.models[0]
+    weights, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    tensor = weights.get(name, buffers.get(name))
+    if tensor is not None and not setup.strategy.gathers_weights:  # each rank for itself
+        if name in weights:
+            with torch.no_grad():  # what has been clamped once would stay as it is
+                tensor.mul_(_STRETCHED)
+        reads = {name: lambda: (tensor._version, tensor.detach().clone())}  # noqa: SLF001
         where = watch(again, GeneratorStates(setup.device), reads).changes.get(name, where)
-    return explain_deed("written", where, name=name)
+    if name in buffers:
+        return explain_deed("late", where, name=name)
+    return explain_deed("written", where, name=f"the weight {name}" if name in weights else name)
 
 
 # --- the user's functions in a backward pass

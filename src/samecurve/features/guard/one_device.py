@@ -1,4 +1,5 @@
-"""Compares a sharded run with one device: the loss and its gradient for the same few samples.
+"""Compares a sharded run with one device: the loss and its gradient for the same few samples, and
+what an optimizer of the task makes of parts of arrays.
 
 Where weights are sharded, all losses of the split check go through the strategy, so comparing them
 with each other can't show that a library's model takes another branch there, because its modules
@@ -7,6 +8,7 @@ outside of the strategy, where a whole copy has room.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,12 +22,14 @@ from samecurve.features.guard.additivity import GRADIENTS, SURE, compare_gradien
 from samecurve.features.guard.split_errors import explain_sharded
 from samecurve.features.guard.trial_passes import Digests, digest, norms_of
 from samecurve.features.guard.trials import RAISED, Rows, Trials, Tried, is_on_any_rank
-from samecurve.features.guard.weights import WeightBits
+from samecurve.features.guard.weights import Bits, weights_of
 from samecurve.torch_engine.model.model_builder import ModelBuilder
-from samecurve.torch_engine.step import EngineSetup
+from samecurve.torch_engine.step import EngineSetup, Update
 from samecurve.torch_engine.strategies import Strategy
 from samecurve.torch_engine.users_code.side_effects import attributes_kept
 
+_NUMBERS, _UPDATES = 8, 3  # of an array, with which an optimizer is tried
+_ARRAYS = 32  # at most
 _LARGEST = 200_000_000  # parameters of a model that is computed whole
 _ROOM = 4  # copies of the weights for which a GPU must have memory
 
@@ -90,9 +94,9 @@ def _tried_on_one_device(setup: EngineSetup, trials: Trials, few: Rows) -> tuple
         alone.step, alone.phase_number = trials.step, trials.phase_number
         alone.format = trials.format
         stack.enter_context(alone.prepared())
-        own, bits = _keep_own_parts(setup, model), WeightBits(strategy)
+        own, bits = _keep_own_parts(setup, model), Bits(weights_of(strategy))
         tried = alone.tried(few, with_gradient=True)
-        written = bits.written()
+        written = next(iter(bits.written()), "")
     return (tried if tried.gradients is None else tried._replace(gradients=own)), written
 
 
@@ -153,3 +157,41 @@ def _keep_own_parts(setup: EngineSetup, model: nn.Module) -> Digests:
             register: Any = parameter.register_post_accumulate_grad_hook
             register(partial(keep, name))
     return own
+
+
+def refuse_joint_updates(setup: EngineSetup, updates: Sequence[Update]) -> None:
+    """UserError: an optimizer of the task's, which is said to be elementwise, makes of halves of
+    arrays something else than of whole ones.
+    """
+    task = getattr(setup.task, "task", setup.task)
+    for update in updates:
+        try:
+            with attributes_kept(task):
+                whole, halves = (_updated(update, parts, setup.device) for parts in (1, 2))
+        except RAISED:  # it can't be used with so few numbers
+            continue
+        if not torch.allclose(whole, halves, rtol=1e-9, atol=1e-9, equal_nan=True):
+            raise UserError(
+                "optimizer() of the task: it updates a number in another way"
+                " where others are beside it, and elementwise = True says that it does not",
+                "leave elementwise out of the task, with --strategy ddp",
+                "task",
+            )
+
+
+def _updated(update: Update, parts: int, device: torch.device) -> torch.Tensor:
+    """Arrays after some updates, of which each optimizer has a part; float64 [arrays, numbers]."""
+    params, generator = update.trained[:_ARRAYS], torch.Generator().manual_seed(0)
+    shape = (1 + _UPDATES, len(params), _NUMBERS)
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(device)
+    updated = []
+    for values, *gradients in (part.unbind() for part in numbers.chunk(parts, dim=2)):
+        views = [nn.Parameter(value.clone()) for value in values]
+        trained = [replace(param, view=view) for param, view in zip(params, views, strict=True)]
+        optimizer = update.make(trained, update.phase)
+        for of_update in gradients:
+            for view, gradient in zip(views, of_update, strict=True):
+                view.grad = gradient.clone()
+            optimizer.step(0.1, finite=True)
+        updated.append(torch.stack([view.detach() for view in views]))
+    return torch.cat(updated, dim=1)

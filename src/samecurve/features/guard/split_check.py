@@ -56,7 +56,7 @@ from samecurve.features.guard.trials import (
     Stage,
     Trials,
 )
-from samecurve.features.guard.weights import FrozenWeights, WeightBits
+from samecurve.features.guard.weights import Bits, FrozenWeights, weights_of
 from samecurve.torch_engine.step import EngineSetup
 from samecurve.torch_engine.strategies import GatherOrderError
 from samecurve.torch_engine.users_code import (
@@ -128,7 +128,8 @@ class SplitCheck:
         for number in range(len(self._trials.phases)):
             self._trials.phase_number = number
             with self._trials.prepared():
-                bits, frozen = WeightBits(self._setup.strategy), FrozenWeights(self._setup.strategy)
+                strategy = self._setup.strategy
+                bits, frozen = Bits(weights_of(strategy)), FrozenWeights(strategy)
                 verdict = self._verdict_of_phase()
                 self._refuse_writes(bits, frozen)
             if verdict.error:
@@ -209,15 +210,15 @@ class SplitCheck:
 
     # --- written
 
-    def _refuse_writes(self, bits: WeightBits, frozen: FrozenWeights) -> None:
+    def _refuse_writes(self, bits: Bits, frozen: FrozenWeights) -> None:
         """bits, frozen: weights as they were before the trials.
 
         UserError: any of the trials has written into a weight, has thawed or made one, or has moved
         an iterator.
         """
         trials, error = self._trials, self._error_of_first_pass(frozen)
-        name = bits.written()
-        written = trials.written or (name and (name, trials.step))
+        names = bits.written()
+        written = trials.written or (names and (names[0], trials.step))
         if thawed := frozen.thawed():
             error = _explained("thawed", loss_place(self._setup), name=thawed)
         if written:

@@ -177,7 +177,7 @@ def explain_state(evidence: Evidence, cause: str) -> UserError:
     )
 
 
-Deed = Literal["buffer", "written", "thawed", "made", "moved", "kept", "hook", "rank"]
+Deed = Literal["buffer", "late", "written", "thawed", "made", "moved", "kept", "hook", "rank"]
 # what a loss does beside computing: the cause, with names, and the remedy
 _DEEDS: Mapping[Deed, tuple[str, str]] = {
     "buffer": (
@@ -191,8 +191,14 @@ _DEEDS: Mapping[Deed, tuple[str, str]] = {
         " Statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm"
         f" with train.norm_sync; {ALLOW}",
     ),
+    "late": (
+        "the forward pass changes buffer {name} in this step, and did not in the first one: in each"
+        " forward pass, of which a step has several, and on each device by itself",
+        "change the buffer in after_step(self, model, step); what is only computed once (a mask),"
+        " in model() or in the first step",
+    ),
     "written": (
-        "the loss changes the weight {name} while it is computed, so each device and each"
+        "the loss changes {name} while it is computed, so each device and each"
         " microbatch changes its own, and under fsdp the change is lost",
         "after_step(self, model, step) for what follows an update (weight clipping, pruning, a"
         " teacher's average: docs/task-after-step.md). nn.Embedding(max_norm=m): no max_norm,"

@@ -1,7 +1,8 @@
 """The guard in engine torch: what it tries before the first step, and what it sees in each step.
 
 A loss may read weights. In each step they have the same versions after the last backward pass as
-before the first forward pass; in a probed step, the same bits, too.
+before the first forward pass; in a probed step, the same bits, too, and so has what the optimizer
+keeps. Buffers that the first step does not write into are not written into later.
 
 A probe takes one microbatch of the step, chosen by the seed. All ranks compute some of its samples
 at once and in two parts: loss, gradient and the means beside the loss must add up, and be the same
@@ -10,8 +11,9 @@ on all ranks. Where a plan gives the same bits, all devices compute the whole mi
 first matters, on the state that the run really has.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,10 +34,14 @@ from samecurve.features.guard.split_check import SplitCheck
 from samecurve.features.guard.trials import is_on_any_rank
 from samecurve.features.guard.weights import (
     VERSION,
+    Bits,
     FrozenWeights,
-    WeightBits,
-    WeightVersions,
+    Versions,
+    buffers_of_no_norm,
+    moments,
+    read_weights,
     refuse_stale_views,
+    weights_of,
 )
 from samecurve.torch_engine.randomness import StagedKeys
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
@@ -57,7 +63,12 @@ class Hooks(TorchHooks):
     def begin_training(self, start: Start) -> Mapping[str, Any]:
         """UserError: the loss does not add up, does not repeat, or writes where it must not."""
         setup, self._start = self.setup, start
+        kept = Bits(chain.from_iterable(map(moments, start.state.updates)))
         verdict = SplitCheck(setup, start.rows, start.stage, is_split=start.is_split).run()
+        if changed := kept.written():
+            from samecurve.features.guard.diagnosis import write_error
+
+            raise write_error(setup, changed[0], lambda: None)
         lines = lines_or_refuse(
             verdict.error,
             repeats=verdict.repeats,
@@ -70,6 +81,10 @@ class Hooks(TorchHooks):
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
         if self._start is None:
             return
+        if self.setup.task.optimizer and self.setup.plan.layout.shards > 1:
+            from samecurve.features.guard.one_device import refuse_joint_updates
+
+            refuse_joint_updates(self.setup, self._start.state.updates)
         for step in steps:
             StepGuard(step, self.value, phases=len(steps), is_split=self._start.is_split)
         steps[-1].after_reduction += [self._refuse_learned, self._refuse_stale_views]
@@ -99,8 +114,12 @@ class StepGuard:
         self._setup, self._plan = step.setup, step.plan
         self._first = self._next = step.state.step  # the first step, and the next that is probed
         self._frozen = FrozenWeights(step.strategy)
-        self._versions: WeightVersions | None = None
-        self._bits: WeightBits | None = None  # as a probed step began
+        self._versions: Versions | None = None
+        self._bits: Bits | None = None  # as a probed step began
+        # names of buffers that no step writes into; None: before this process's first microbatch
+        self._still: Collection[str] | None = None if is_split else ()
+        if self._plan.compute.allow_coupled:
+            self._still = ()
         self._batch: Batch[list[Round]] | None = None  # of the step in work
         step.before_step.append(self.before_step)
         step.after_reduction.append(self.after_reduction)
@@ -109,13 +128,22 @@ class StepGuard:
         """UserError: a probe fails. RunError: a device computes wrong."""
         self._batch = batch
         if self._versions is None or batch.step >= self._next:
-            self._versions, self._bits = WeightVersions(self._step.strategy), None
+            self._versions, self._bits = Versions(self._watched()), None
             if batch.step >= self._next:
-                self._bits = WeightBits(self._step.strategy)
+                weights = weights_of(self._step.strategy)
+                self._bits = Bits(chain(weights, moments(self._step.update)))
                 self._probe(batch)
                 self._next = next_probe(self._plan, self._rule, batch.step)
         versions = self._versions  # what follows is versions.note(): each step comes here
         versions.before = list(map(VERSION, versions.tensors))
+
+    def _watched(self) -> list[tuple[str, torch.Tensor]]:
+        """The weights and the buffers that no step writes into; before that is known, all."""
+        moved, named = self._setup.moved_buffers, buffers_of_no_norm(self._step.strategy)
+        buffers = [pair for pair in named if pair[0] not in moved]
+        if self._still is not None:
+            buffers = [pair for pair in buffers if pair[0] in self._still]
+        return [*read_weights(self._step.strategy), *buffers]
 
     def after_reduction(self) -> bool:
         """Returns True: the hook comes again.
@@ -124,17 +152,30 @@ class StepGuard:
         """
         versions = self._versions
         assert versions is not None
-        if self._bits is None and versions.before == list(map(VERSION, versions.tensors)):
+        is_still = self._still is not None and versions.before == list(
+            map(VERSION, versions.tensors)
+        )
+        if is_still and self._bits is None:
             return True
-        written = versions.written() or (self._bits and self._bits.written())
+        written = versions.written() + (self._bits.written() if self._bits else [])
+        if self._still is None:
+            written = self._settle_still(written)
         if written:
-            raise self._write_error(written)
+            raise self._write_error(written[0])
         if thawed := self._frozen.thawed():
             from samecurve.features.guard.split_errors import explain_deed
 
             raise explain_deed("thawed", loss_place(self._setup), name=thawed)
         self._batch = self._bits = None
         return True
+
+    def _settle_still(self, written: Sequence[str]) -> list[str]:
+        """Note the buffers that a step does not write into. Returns the weights among `written`."""
+        assert self._batch is not None
+        buffers = {name for name, _ in buffers_of_no_norm(self._step.strategy)}
+        if any(microbatch for of_round in self._batch.rounds for microbatch in of_round):
+            self._still, self._versions = buffers.difference(written), None
+        return [name for name in written if name not in buffers]
 
     def _write_error(self, name: str) -> UserError:
         """The error of a weight that the loss of this process's first microbatch writes into."""
@@ -195,7 +236,7 @@ class StepGuard:
         check = SplitCheck(self._setup, rows, lambda staged: staged, is_split=True)
         error = check.error_in_step(self._step.update.number, noted)
         if error and self._bits and (written := self._bits.written()):
-            error = self._write_error(written)
+            error = self._write_error(written[0])
         if error:
             raise error
 

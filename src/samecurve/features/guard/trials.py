@@ -29,7 +29,7 @@ from samecurve.features.guard.trial_passes import (
     norms_frozen,
     widened,
 )
-from samecurve.features.guard.weights import WeightVersions
+from samecurve.features.guard.weights import Versions, read_weights
 from samecurve.torch_engine.model.model_setup import run_uncompiled
 from samecurve.torch_engine.precision import autocast_for, current_device
 from samecurve.torch_engine.randomness import StagedKeys
@@ -173,7 +173,7 @@ class Trials:
                 self.attributes = Attributes(self._model, task)
                 of_task = self.attributes.generators()
                 self.generators = GeneratorStates(self._setup.device, of_task)
-            self._versions = WeightVersions(self._setup.strategy)
+            self._versions = Versions(read_weights(self._setup.strategy))
             stack.callback(self.buffers.put_back if noted else self.put_back)
             for parameter in self._model.parameters():  # a loss may freeze layers until some step
                 stack.callback(parameter.requires_grad_, parameter.requires_grad)
@@ -355,8 +355,8 @@ class Trials:
             Float64Inside() if self._widens_inside else nullcontext(),
         ):
             yield
-        if self.written is None and (name := self._versions.written()):
-            self.written = name, self.step
+        if self.written is None and (names := self._versions.written()):
+            self.written = names[0], self.step
 
     def _task_losses(self, microbatch: MicroBatch, run: Run) -> Mapping[str, Mean]:
         task = self._setup.task

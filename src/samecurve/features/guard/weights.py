@@ -1,4 +1,5 @@
-"""What a task's code does to weights, which only an update, or after_step(), may change.
+"""What a task's code does to weights, which only an update, or after_step(), may change; and to
+buffers.
 
 torch counts the writes in place into a tensor: its version. Writes through `.data` are not counted;
 they show in the weights' bits. A weight that was frozen when the run began has no optimizer: to
@@ -10,18 +11,19 @@ it is wrong from the first update on. What a forward pass makes anew is no such 
 spectral norm keeps one until its layer is first used.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.model.model_builder import FirstMemory
 from samecurve.torch_engine.optimizers import local_view
-from samecurve.torch_engine.step import EngineSetup
+from samecurve.torch_engine.step import EngineSetup, Update
 from samecurve.torch_engine.strategies import Strategy
 from samecurve.torch_engine.users_code import place_of_method
 from samecurve.torch_engine.users_code.holders import holders, names_in, tensors_within
@@ -32,24 +34,35 @@ _MOST_HASHED = 1 << 14  # numbers hashed of a weight: all of a large model take 
 _DEPTH = 2  # of lists and dicts within an attribute that may keep a view
 
 
-class WeightVersions:
-    """The versions of the weights that passes read, on this process's devices."""
+class Versions:
+    """How often named tensors have been written into, in place."""
 
-    def __init__(self, strategy: Strategy) -> None:
-        weights: list[tuple[str, torch.Tensor]] = []
-        for index, model in enumerate(strategy.models):
-            weights += {**dict(model.named_parameters()), **strategy.leaves(index)}.items()
-        self._names = [name for name, _ in weights]
-        self.tensors = [weight for _, weight in weights]
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        pairs = list(named)
+        self._names = [name for name, _ in pairs]
+        self.tensors = [tensor for _, tensor in pairs]
         self.note()
 
     def note(self) -> None:
         self.before = list(map(VERSION, self.tensors))
 
-    def written(self) -> str:
-        """The first weight that was written into since note(), by name; '': none."""
-        now = list(map(VERSION, self.tensors))
-        return _first_changed(self._names, self.before, now) if now != self.before else ""
+    def written(self) -> list[str]:
+        """The names of those that were written into since note()."""
+        return _changed(self._names, self.before, list(map(VERSION, self.tensors)))
+
+
+def read_weights(strategy: Strategy) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights that passes read, on this process's devices."""
+    for index, model in enumerate(strategy.models):
+        yield from {**dict(model.named_parameters()), **strategy.leaves(index)}.items()
+
+
+def buffers_of_no_norm(strategy: Strategy) -> Iterator[tuple[str, torch.Tensor]]:
+    """The buffers on this process's devices, without BatchNorm's."""
+    for model in strategy.models:
+        for path, module in model.named_modules():
+            if not isinstance(module, _BatchNorm):
+                yield from module.named_buffers(path, recurse=False)
 
 
 class FrozenWeights:
@@ -71,23 +84,36 @@ class FrozenWeights:
         return next((name for name, weight in self._weights if weight.requires_grad), "")
 
 
-class WeightBits:
-    """The bits of some numbers of each weight, on this process's devices; of shards, of its own."""
+class Bits:
+    """The bits of some numbers of named tensors; of shards, of this process's own."""
 
-    def __init__(self, strategy: Strategy) -> None:
-        named = [pair for model in strategy.models for pair in model.named_parameters()]
-        self._names = [name for name, _ in named]
-        self._tensors = [weight.detach() for _, weight in named]
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        pairs = list(named)
+        self._names = [name for name, _ in pairs]
+        self._tensors = [tensor.detach() for _, tensor in pairs]
         self._before = self._hashes()
 
-    def written(self) -> str:
-        """The first weight whose bits are others than when this was made, by name; '': none."""
-        return _first_changed(self._names, self._before, self._hashes())
+    def written(self) -> list[str]:
+        """The names of those whose bits are others than when this was made."""
+        return _changed(self._names, self._before, self._hashes())
 
     def _hashes(self) -> list[int]:
         bit_sums = BitSums(_CHUNK)
         sums = [bit_sums.of(_spread(local_view(tensor))) for tensor in self._tensors]
         return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+
+
+def weights_of(strategy: Strategy) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights as they are trained, on this process's devices."""
+    for model in strategy.models:
+        yield from model.named_parameters()
+
+
+def moments(update: Update) -> Iterator[tuple[str, torch.Tensor]]:
+    """What an optimizer keeps."""
+    for param in update.trained:
+        for name, tensor in update.optimizer.state_of(param).items():
+            yield f"the optimizer's {name} of {param.name}", tensor
 
 
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,9 +122,9 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
     return flat[:: -(-len(flat) // _MOST_HASHED) or 1]
 
 
-def _first_changed(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> str:
+def _changed(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> list[str]:
     changed = zip(names, before, now, strict=True)
-    return next((name for name, one, other in changed if one != other), "")
+    return [name for name, one, other in changed if one != other]
 
 
 # --- views

@@ -12,15 +12,15 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.process_group import texts_of_all
-from samecurve.torch_engine.step import State
 from samecurve.torch_engine.step.feature_hooks import Start, TorchHooks
 from samecurve.torch_engine.step.training_step import TrainingStep
 from samecurve.torch_engine.users_code import is_users, loss_place, names_read
-from samecurve.torch_engine.users_code.holders import Variables
+from samecurve.torch_engine.users_code.holders import Holder, Variables
 from samecurve.torch_engine.users_code.side_effects import Attributes, Position
 
 KEEP_IN_MODEL = (
@@ -28,9 +28,14 @@ KEEP_IN_MODEL = (
     " after_step(self, model, step) are given; what is learnt from samples belongs in the model:"
     " parameters, or register_buffer() with a row for each sample's id"
 )
+_OF_ALL_RANKS = (
+    "--strategy ddp, where each rank has the whole gradient; or an optimizer that keeps plain"
+    " values, which follow from each number by itself"
+)
 _TASK = "task"  # the path of a task's attributes
 _SHOWN = 60  # characters of a value
 _BUFFER = "buffer of"  # the path of buffers that a module does not save, before the module's name
+_OPTIMIZER = "optimizer"  # the path of its attributes, before its class's name
 _IS_ITERATOR = "is an iterator, whose place no checkpoint can hold"
 Values = dict[str, Any]  # as JSON has them, by the attribute's full name
 
@@ -39,9 +44,9 @@ class Hooks(TorchHooks):
     """Notes the attributes as a run begins, and gives those that have changed to a checkpoint."""
 
     _start: Start | None = None  # None: nothing is trained
-    _state: State | None = None  # of the training
     _buffers: Set[str] = frozenset()  # names of the model's buffers before the first step
     _restored: frozenset[str] = frozenset()  # names of attributes that a checkpoint had
+    _optimizers: Sequence[torch.optim.Optimizer] = ()  # that the task has made
 
     @cached_property
     def _task(self) -> object:
@@ -50,12 +55,13 @@ class Hooks(TorchHooks):
     @cached_property
     def _attributes(self) -> Attributes:
         model = self.setup.strategy.models[0]
-        buffers = {
+        more: dict[str, Holder] = {
             f"{_BUFFER} {name or 'model'}": _unsaved_buffers(module)
             for name, module in model.named_modules()
-            if module._non_persistent_buffers_set or self._modules.get(name or "model")  # noqa: SLF001
         }
-        return Attributes(model, self._task, buffers)
+        for optimizer in self._optimizers:
+            more[f"{_OPTIMIZER} {type(optimizer).__name__}"] = _own_attributes(optimizer)
+        return Attributes(model, self._task, more)
 
     @cached_property
     def _modules(self) -> dict[str, bool]:
@@ -66,6 +72,8 @@ class Hooks(TorchHooks):
 
     def begin_training(self, start: Start) -> Mapping[str, Any]:
         self._start = start
+        made = (getattr(update.optimizer, "of_task", None) for update in start.state.updates)
+        self._optimizers = [optimizer for optimizer in made if optimizer is not None]
         self._buffers = {name for name, _ in self.setup.strategy.models[0].named_buffers()}
         attributes = self._attributes  # as they are made, whatever a checkpoint has
         if not start.kept:
@@ -81,12 +89,11 @@ class Hooks(TorchHooks):
         return {}
 
     def add_to(self, steps: Sequence[TrainingStep]) -> None:
-        self._state = steps[0].state
         steps[-1].after_reduction.append(self._take_new_buffers)
 
     def _take_new_buffers(self) -> None:
-        """Once, after a backward pass: buffers that it has registered are saved here, as a model
-        that is made for a resume does not have them yet.
+        """After the first backward pass, and before each save: buffers that have come to be are
+        saved here, as a model that is made for a resume does not have them yet.
         """
         for name, _ in self.setup.strategy.models[0].named_buffers():
             if name not in self._buffers:
@@ -95,6 +102,7 @@ class Hooks(TorchHooks):
                 module._non_persistent_buffers_set.add(own)  # noqa: SLF001 - no other way
 
     def kept(self) -> Values:
+        self._take_new_buffers()
         values, failing, differing = self._compared()
         failing = {**differing, **failing}
         if failing:
@@ -169,6 +177,7 @@ class Hooks(TorchHooks):
             for name, why in sorted(failing.items())
             if name.rpartition(".")[2] in read_later
             or (why == _IS_ITERATOR and name.startswith("closure"))  # others may be of the data
+            or name.startswith(f"{_OPTIMIZER} ")
         ]
         for name in () if names else sorted(failing):
             if self._loss_depends(name):
@@ -176,12 +185,12 @@ class Hooks(TorchHooks):
                 break
         if not names:
             return
-        first = shown_name(names[0])
+        first, is_of_optimizer = shown_name(names[0]), names[0].startswith(f"{_OPTIMIZER} ")
         raise UserError(
             f"the training depends on {first}, which changes as it goes and {failing[names[0]]}: a"
             " resumed run, and one on other devices, would give another curve",
-            KEEP_IN_MODEL,
-            loss_place(self.setup),
+            _OF_ALL_RANKS if is_of_optimizer else KEEP_IN_MODEL,
+            "task" if is_of_optimizer else loss_place(self.setup),
         )
 
     def _loss_depends(self, name: str) -> bool:
@@ -194,7 +203,6 @@ class Hooks(TorchHooks):
         from samecurve.features.guard.trials import Trials, is_on_any_rank
 
         trials = Trials(self.setup, self._start.rows, self._start.stage)
-        trials.step = self._state.step if self._state else trials.step
         with trials.prepared():
             now = trials.loss_if_any(trials.samples)
             trials.put_back()
@@ -211,6 +219,14 @@ def _unsaved_buffers(module: nn.Module) -> Variables:
     buffers = module._buffers  # noqa: SLF001 - torch tells neither elsewhere
     names = module._non_persistent_buffers_set  # noqa: SLF001
     return Variables(lambda: sorted(names), lambda name: (buffers, name))
+
+
+def _own_attributes(optimizer: torch.optim.Optimizer) -> Variables:
+    """What an optimizer keeps in attributes of its own, beside what each one of torch has."""
+    of_torch = vars(torch.optim.SGD([torch.zeros(())]))
+    attributes = vars(optimizer)
+    names = lambda: [name for name in attributes if name not in of_torch]  # noqa: E731
+    return Variables(names, lambda name: (attributes, name))
 
 
 def _why_not_written(value: object) -> str:

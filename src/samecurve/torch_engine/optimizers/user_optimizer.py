@@ -29,6 +29,7 @@ OptimizerFactory = Callable[[NamedParams, float], torch.optim.Optimizer]
 
 class UserOptimizer(OptimizerUpdate):
     """make: (named parameters, the config's learning rate) -> the optimizer
+    of_task: that optimizer
 
     UserError: it can't be driven, or was given other parameters.
     """
@@ -38,12 +39,12 @@ class UserOptimizer(OptimizerUpdate):
     ) -> None:
         self._trained, self._num_steps = trained, 0
         self._left_out: Sequence[OptimizerParam] = ()
-        self._optimizer = make([(param.name, param.view) for param in trained], fields.lr)
-        self.name = type(self._optimizer).__name__
+        self.of_task = make([(param.name, param.view) for param in trained], fields.lr)
+        self.name = type(self.of_task).__name__
         self._check_step()
         self._check_params()
         self.lr_scales = [
-            self._learning_rate(group) / fields.lr for group in self._optimizer.param_groups
+            self._learning_rate(group) / fields.lr for group in self.of_task.param_groups
         ]
 
     def leave_out(self, params: Sequence[OptimizerParam]) -> None:
@@ -57,7 +58,7 @@ class UserOptimizer(OptimizerUpdate):
         # was.
         if not bool(finite):
             return
-        for group, scale in zip(self._optimizer.param_groups, self.lr_scales, strict=True):
+        for group, scale in zip(self.of_task.param_groups, self.lr_scales, strict=True):
             group["lr"] = lr * scale
         for param in self._left_out:
             param.view.grad = None
@@ -68,7 +69,7 @@ class UserOptimizer(OptimizerUpdate):
 
         UserError: it does what could not be saved, or would differ by rank.
         """
-        step: Any = self._optimizer.step
+        step: Any = self.of_task.step
         self._num_steps += 1
         if self._num_steps & (self._num_steps - 1):
             step()
@@ -122,11 +123,11 @@ class UserOptimizer(OptimizerUpdate):
                     state[name] = type(value)(number)
 
     def _state_of(self, param: OptimizerParam) -> dict[str, Any]:
-        state: dict[str, Any] = self._optimizer.state.get(param.view, {})
+        state: dict[str, Any] = self.of_task.state.get(param.view, {})
         return state
 
     def _group_settings(self) -> dict[str, str]:
-        groups = self._optimizer.param_groups
+        groups = self.of_task.param_groups
         keys = dict.fromkeys(key for group in groups for key in group if key not in _SET_BY_US)
         return {key: repr([group.get(key) for group in groups]) for key in keys}
 
@@ -140,14 +141,14 @@ class UserOptimizer(OptimizerUpdate):
         return float(rate)
 
     def _check_step(self) -> None:
-        closure = inspect.signature(self._optimizer.step).parameters.get("closure")
+        closure = inspect.signature(self.of_task.step).parameters.get("closure")
         if closure and closure.default is closure.empty:
             raise self._refused_for_closure()
 
     def check_closure(self) -> None:
         """UserError: a step has failed that does not fail with a closure."""
         try:
-            self._optimizer.step(lambda: 0.0)
+            self.of_task.step(lambda: 0.0)
         except Exception:  # the step without a closure says what is wrong
             return
         raise self._refused_for_closure()
@@ -161,7 +162,7 @@ class UserOptimizer(OptimizerUpdate):
         )
 
     def _check_params(self) -> None:
-        ids = {id(param) for group in self._optimizer.param_groups for param in group["params"]}
+        ids = {id(param) for group in self.of_task.param_groups for param in group["params"]}
         missing = [param.name for param in self._trained if id(param.view) not in ids]
         remedy = (
             "all of `params`, which are (name, parameter) pairs: under fsdp, and where weights are"
@@ -179,7 +180,7 @@ class UserOptimizer(OptimizerUpdate):
 
     def _check_state(self) -> None:
         params = {id(param.view): param for param in self._trained}
-        for key, state in self._optimizer.state.items():
+        for key, state in self.of_task.state.items():
             param = params.get(id(key))
             if param is None:
                 raise self._refused(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 class Start:
     """The start of a training, before its first step.
 
+    state: as the first step finds it
     rows: samples of the first step, in host memory
     stage: host rows -> tensors, as for a step
     is_split: whether a step has several microbatches
@@ -29,6 +30,7 @@ class Start:
     first_memory: of the weights, as model() made them
     """
 
+    state: State
     rows: TrialRows
     stage: Callable[[MicroBatch], MicroBatch]
     is_split: bool

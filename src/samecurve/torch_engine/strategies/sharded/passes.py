@@ -60,9 +60,10 @@ class WeightReads:
     ) -> None:
         """Ask this order from now on, before and after each call of a block."""
         self._order = order
+        before_call, after_call = _uncompiled(self._before_call), _uncompiled(self._after_call)
         for block, of_block in blocks:
-            before = partial(self._before_call, of_block)
-            after = partial(self._after_call, of_block)
+            before = partial(before_call, of_block)
+            after = partial(after_call, of_block)
             self._handles.append(block.register_forward_pre_hook(before, prepend=True))
             self._handles.append(block.register_forward_hook(after))
         for group in groups:
