@@ -3,7 +3,7 @@ loop, Accelerate, Fabric and HF Trainer, in turn.
 
 All in the same two processes, over the same group (gloo), on the same model, batches, clipping and
 optimizer; each reads its loss and norm every step. Run: python -m benchmarks.ddp [--turns 5]
-[--steps 12]. Those that are not installed are left out, with a word (the extra `bench`).
+[--steps 24]. Those that are not installed are left out, with a word (the extra `bench`).
 """
 
 import argparse
@@ -89,7 +89,13 @@ def small(rank: int, steps: int, home: Path) -> float:
 
 def ours(rank: int, steps: int, home: Path) -> float:
     task = f"{Path(__file__).parent / 'gpt_task.py'}:Gpt"
-    return time_ours(rank, home, steps, task=task)
+    return time_ours(rank, home, steps, task=task).seconds()
+
+
+def probed(rank: int, steps: int, home: Path) -> float:
+    """The mean over all steps, with those that are probed: two of 24."""
+    task = f"{Path(__file__).parent / 'gpt_task.py'}:Gpt"
+    return time_ours(rank, home, steps, task=task).mean()
 
 
 def accelerate(rank: int, steps: int, _home: Path) -> float:
@@ -149,6 +155,7 @@ def hf_trainer(rank: int, steps: int, home: Path) -> float:
 SIDES: dict[str, Side] = {
     "plain ddp": plain,
     "samecurve": ours,
+    "with probes": probed,
     "static_graph": static,
     "5 MiB buckets": small,
     "accelerate": accelerate,
@@ -160,7 +167,7 @@ SIDES: dict[str, Side] = {
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--only", default="")
     parser.add_argument("--dry", action="store_true", help="write no result file")
     given = parser.parse_args()

@@ -89,7 +89,7 @@ def plain(rank: int, steps: int, _home: Path) -> float:
 def ours(rank: int, steps: int, home: Path) -> float:
     data = {"source": "random", "seq_len": LENGTH, "samples": SAMPLES, "validation": 0}
     model = {"architecture": "llama", **FIELDS}
-    return time_ours(rank, home, steps, task="huggingface", model=model, data=data)
+    return time_ours(rank, home, steps, task="huggingface", model=model, data=data).seconds()
 
 
 def accelerate(rank: int, steps: int, _home: Path) -> float:

@@ -2,13 +2,14 @@
 
 import importlib
 import os
+import statistics
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ Side = Callable[[int, int, Path], float]  # of rank, steps and a directory: seco
 
 
 class Clock:
-    """Seconds a step, the first few left out.
+    """Seconds of a step: the median, the first few left out. So steps that are probed do not count,
+    one in fifty of a long run.
 
     late: a step is told of when the next one has been computed, and the last one at once after the
     one before.
@@ -43,8 +45,14 @@ class Clock:
             self._ends.append(time.perf_counter())
 
     def seconds(self) -> float:
+        return statistics.median(self._each())
+
+    def mean(self) -> float:
+        return statistics.mean(self._each())
+
+    def _each(self) -> list[float]:
         ends = self._ends[:-1] if self._late else self._ends
-        return (ends[-1] - ends[WARM - 1]) / (len(ends) - WARM)
+        return [end - begin for begin, end in pairwise(ends[WARM - 1 :])]
 
 
 def time_loop(
@@ -68,7 +76,7 @@ def time_loop(
     return clock.seconds()
 
 
-def time_ours(rank: int, home: Path, steps: int, **sections: Any) -> float:
+def time_ours(rank: int, home: Path, steps: int, **sections: Any) -> Clock:
     """sections: of the config, beside those that all sides share"""
     config = config_of(
         {
@@ -85,7 +93,7 @@ def time_ours(rank: int, home: Path, steps: int, **sections: Any) -> float:
     engine = TorchEngine(task, its_plan, config.optimizer, comm, [torch.device("cpu")])
     clock = Clock(late=True)
     trained(engine, task, its_plan, home / f"run-{rank}", clock.mark, rank=rank)
-    return clock.seconds()
+    return clock
 
 
 @dataclass(frozen=True)
