@@ -114,6 +114,7 @@ REFUSED = {  # before the first step of ddp on two devices
     "modules.ClampedAfterAccumulation": "a hook of 0.weight is called after each backward pass",
     "modules.MixingOp": "strangers.centred.default makes the numbers of a sample depend on",
     "training.NumpyShuffle": "Tensor.__getitem__ makes the numbers of a sample depend on",
+    "training.RareWeightNoise": "the loss changes the weight 0.weight",
     "training.EverySeventh": "the loss at step 5",
     "training.SharpnessAware": "the loss gives the sum",
 }

@@ -326,3 +326,12 @@ class NormalisedUpdates(Base):
 
     def optimizer(self, params, lr):
         return StepsOfOneLength(params, lr=lr)
+
+
+class RareWeightNoise(Base):
+    """Noise on a weight, now and then, through `.data`."""
+
+    def loss(self, model, batch):
+        if random.random() < 0.3:
+            model[0].weight.data.add_(0.05)
+        return super().loss(model, batch)
