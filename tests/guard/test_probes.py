@@ -32,7 +32,7 @@ BLIND: dict[str, list[tuple[str, Any]]] = {
     ],
     "rank": [(f"{GUARD}.judge.Judge.error_between_ranks", None)],
     "all": [(f"{GUARD}.torch_hooks.StepGuard._probe", None)],
-    "write": [(f"{GUARD}.weights.WeightBits.written", "")],
+    "write": [(f"{GUARD}.weights.Bits.written", [])],
 }
 
 

@@ -44,11 +44,37 @@ class Versions:
         self.note()
 
     def note(self) -> None:
-        self.before = list(map(VERSION, self.tensors))
+        self.before = self._read()
 
     def written(self) -> list[str]:
-        """The names of those that were written into since note()."""
-        return _changed(self._names, self.before, list(map(VERSION, self.tensors)))
+        """The names of those that have changed since note()."""
+        pairs = zip(self._names, self.before, self._read(), strict=True)
+        return [name for name, one, other in pairs if one != other]
+
+    def _read(self) -> list[int]:
+        return list(map(VERSION, self.tensors))
+
+
+class Bits(Versions):
+    """The bits of some numbers of named tensors; of shards, of this process's own."""
+
+    def _read(self) -> list[int]:
+        bit_sums = BitSums(_CHUNK)
+        sums = [bit_sums.of(_spread(local_view(tensor.detach()))) for tensor in self.tensors]
+        return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
+
+
+def weights_of(strategy: Strategy) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights as they are trained, on this process's devices."""
+    for model in strategy.models:
+        yield from model.named_parameters()
+
+
+def moments(update: Update) -> Iterator[tuple[str, torch.Tensor]]:
+    """What an optimizer keeps."""
+    for param in update.trained:
+        for name, tensor in update.optimizer.state_of(param).items():
+            yield f"the optimizer's {name} of {param.name}", tensor
 
 
 def read_weights(strategy: Strategy) -> Iterator[tuple[str, torch.Tensor]]:
@@ -84,47 +110,10 @@ class FrozenWeights:
         return next((name for name, weight in self._weights if weight.requires_grad), "")
 
 
-class Bits:
-    """The bits of some numbers of named tensors; of shards, of this process's own."""
-
-    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        pairs = list(named)
-        self._names = [name for name, _ in pairs]
-        self._tensors = [tensor.detach() for _, tensor in pairs]
-        self._before = self._hashes()
-
-    def written(self) -> list[str]:
-        """The names of those whose bits are others than when this was made."""
-        return _changed(self._names, self._before, self._hashes())
-
-    def _hashes(self) -> list[int]:
-        bit_sums = BitSums(_CHUNK)
-        sums = [bit_sums.of(_spread(local_view(tensor))) for tensor in self._tensors]
-        return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
-
-
-def weights_of(strategy: Strategy) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights as they are trained, on this process's devices."""
-    for model in strategy.models:
-        yield from model.named_parameters()
-
-
-def moments(update: Update) -> Iterator[tuple[str, torch.Tensor]]:
-    """What an optimizer keeps."""
-    for param in update.trained:
-        for name, tensor in update.optimizer.state_of(param).items():
-            yield f"the optimizer's {name} of {param.name}", tensor
-
-
 def _spread(tensor: torch.Tensor) -> torch.Tensor:
     """At most 16,384 numbers of a tensor, spread over it."""
     flat = tensor.reshape(-1)
     return flat[:: -(-len(flat) // _MOST_HASHED) or 1]
-
-
-def _changed(names: Sequence[str], before: Sequence[int], now: Sequence[int]) -> list[str]:
-    changed = zip(names, before, now, strict=True)
-    return [name for name, one, other in changed if one != other]
 
 
 # --- views
