@@ -43,7 +43,7 @@ _COLLECTIVES = (
             "torch_engine/strategies/sharded/link",
             "torch_engine/strategies/sharded/once",
             "torch_engine/strategies/sharded/sums",
-            "torch_engine/strategies/whole_matrices",
+            "torch_engine/whole_matrices",
         )
     ),
 )

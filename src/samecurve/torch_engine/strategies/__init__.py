@@ -164,7 +164,7 @@ class Strategy:
         """
         if self._comm.group is None:
             return ((number, function(matrix)) for number, matrix in enumerate(matrices))
-        from samecurve.torch_engine.strategies.whole_matrices import map_copies, meeting_place
+        from samecurve.torch_engine.whole_matrices import map_copies, meeting_place
 
         device = matrices[0].device if matrices else self._devices[0]
         return map_copies(self._comm, matrices, function, meet=meeting_place(self._plan, device))

@@ -40,7 +40,7 @@ from samecurve.torch_engine.strategies.sharded.partition import Cutter
 from samecurve.torch_engine.strategies.sharded.passes import WeightReads
 from samecurve.torch_engine.strategies.sharded.sums import Numbers, RoundSums
 from samecurve.torch_engine.strategies.sharded.weight import Weight
-from samecurve.torch_engine.strategies.whole_matrices import (
+from samecurve.torch_engine.whole_matrices import (
     MatrixFunction,
     Shard,
     gathered_whole,
