@@ -21,6 +21,7 @@ SHORT = {  # in make test
     "modules.LateSpectralNorm",
     "modules.ViewKept",
     "modules.BufferOnceLow",
+    "modules.WeightAsNumpy",
     "training.OptimizerSkips",
 }
 SAME = (
@@ -32,6 +33,7 @@ SAME = (
     "keeping.StepSmoothing",
     "keeping.WritesIntoItsRows",
     "modules.BufferOfALaterStep",
+    "modules.WeightAsNumpy",
     "modules.RowGradientClip",
     "modules.MaskedGradient",
     "modules.Parametrized",

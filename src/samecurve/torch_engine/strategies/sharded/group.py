@@ -96,15 +96,23 @@ class WeightGroup:
         for size in self._sent_sizes:
             begins.append(begins[-1] + -(-size * link.shards // _ALIGNED) * _ALIGNED)
         self._num_bytes = begins.pop()
-        self._bytes = torch.empty(self._num_bytes, dtype=torch.uint8, device=link.device)
-        self._storage: Any = self._bytes.untyped_storage()
         self._regions = list(zip(begins, self._sent_sizes, strict=True))
-        for begin, weight in zip(begins, self.weights, strict=True):
-            whole: Any = torch.empty(0, dtype=weight.sent_as, device=link.device)
-            first = begin // weight.sent_as.itemsize
-            whole.set_(self._storage, first, weight.shape, weight.stride)
+        for weight in self.weights:
+            whole = torch.empty(0, dtype=weight.sent_as, device=link.device)
             weight.whole = nn.Parameter(whole, requires_grad=weight.is_trained)
+        self._take_memory()
         self._storage.resize_(0)
+
+    def _take_memory(self) -> None:
+        """Let the whole weights lie side by side in new memory. That is no write: their versions
+        stay.
+        """
+        self._bytes = torch.empty(self._num_bytes, dtype=torch.uint8, device=self._link.device)
+        self._storage: Any = self._bytes.untyped_storage()
+        for (begin, _), weight in zip(self._regions, self.weights, strict=True):
+            whole: Any = torch.empty(0, dtype=weight.sent_as, device=self._link.device)
+            whole.set_(self._storage, begin // whole.itemsize, weight.shape, weight.stride)
+            weight.whole.data = whole
 
     @torch.no_grad()
     def take_values(self, read: Callable[["WeightGroup", Weight], torch.Tensor | None]) -> None:
@@ -184,6 +192,8 @@ class WeightGroup:
         if self.is_whole:
             self.is_whole = False
             del self._link.gathered[self._storage.data_ptr()]
+            if not self._storage.resizable():  # a numpy array of a weight keeps this memory
+                self._take_memory()
             self._storage.resize_(0)
 
     def swap_in(self) -> None:
