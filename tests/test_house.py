@@ -43,6 +43,7 @@ NAMED = {
 PROMISE_LINES = 580
 ROOMS = (*KERNEL, "tasks/adapter", "tasks/user_class")  # where every run passes through
 LINES_OF_ROOMS = 44_000
+README = {"lines": 120, "words": 800}  # two screens; what else there is to say has a page in docs/
 
 # Runs the command line and counts, between two steps of the engine on the main thread, the calls of
 # Python functions and the files of ours in which they stand.
@@ -213,3 +214,9 @@ def test_the_promise_stands_on_five_pages() -> None:
     inside = {promise, *graph.find_descendants(promise)}
     imported = {name for page in inside for name in graph.find_modules_directly_imported_by(page)}
     assert imported <= inside
+
+
+def test_the_readme_is_two_screens() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= README["lines"]
+    assert len(text.split()) <= README["words"]

@@ -170,6 +170,12 @@ def commands_of(verb: click.Command) -> list[click.Command]:
     return [verb, *(verb.commands.values() if isinstance(verb, click.Group) else ())]
 
 
+def test_the_readme_shows_a_class_as_it_ships() -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=FENCE)
+    assert len(blocks) == 1
+    assert blocks[0] in (ROOT / "examples/my_task.py").read_text()
+
+
 def test_a_page_that_has_rotted_is_found() -> None:
     text = "plan   world 3   ddp   f32\n       batch 6\n"
     for shown, faults in (

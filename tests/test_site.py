@@ -1,7 +1,7 @@
 """The site that `make docs` builds: no link is dead, no other host is asked, its search works from
 files, and it is readable in light, dark and on a narrow screen.
 
-The figures of the front page are those of docs/benchmarks.md.
+The figures of the front page are those of docs/benchmarks.md, and the README has them, too.
 """
 
 import importlib.util
@@ -53,6 +53,15 @@ def test_the_figures_of_the_front_page_are_measured() -> None:
                 assert figure in sections[named[0]], f"{figure} is not in #{named[0]}: {row}"
             found += len(figures)
     assert found > 20
+
+
+def test_the_readme_compares_trainers_with_the_figures_of_the_front_page() -> None:
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| ([\d.e-]+) \| ", (ROOT / "docs/index.md").read_text(), re.M)
+    figures = dict(rows[:4])
+    ours = figures.pop("Samecurve")
+    assert f"Samecurve's are apart by {ours}:" in readme
+    assert dict(re.findall(r"^\| ([^|]+) \| ([\d.e-]+) \| ", readme, re.M)) == figures
 
 
 class Page(HTMLParser):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import refused, samecurve
+from samecurve.core.config.document import read_file
 from samecurve.core.system.shipped import shipped_files
 
 ROOT = Path(__file__).parents[2]
@@ -51,3 +52,15 @@ def test_they_are_the_repository_s_files_and_a_line_of_them_is_planned(tmp_path:
         "plan", "-f", "examples/my_task.yaml", "--devices", "cpu:2", cwd=tmp_path / "a b"
     ).stdout
     assert "world 2" in plan
+
+
+def test_the_pages_name_every_config_and_count_them() -> None:
+    """The README counts those that tests/emulated_cuda/test_shipped_on_gpus.py trains."""
+    page = (ROOT / "docs/examples.md").read_text()
+    models, examples = (sorted((ROOT / name).glob("*.yaml")) for name in ("models", "examples"))
+    assert [file.name for file in models if f"{file.name}`" not in page] == []
+    of_torch = [
+        file for file in [*models, *examples] if read_file(file).value.get("engine") != "jax"
+    ]
+    readme = (ROOT / "README.md").read_text()
+    assert f"The {len(of_torch)} example configs for PyTorch" in readme

@@ -308,7 +308,7 @@ def test_the_lines_for_8b_are_planned_where_they_fit_and_else_refused_with_flags
         with pytest.raises(UserError, match=r"need 126\.\d GiB on each device") as refused:
             planner.plan(line, read_cluster(machine), *with_ddp)
         needed = re.findall(r"need (\S+ GiB)", refused.value.cause)[0]
-        for page in (ROOT / "README.md", ROOT / "docs/coming-from-tprimat.md"):
+        for page in (ROOT / "docs/examples.md", ROOT / "docs/coming-from-tprimat.md"):
             assert needed in page.read_text(encoding="utf-8")
         assert "--strategy fsdp shares the state out (28." in refused.value.remedy
         assert "--strategy auto takes what fits" in refused.value.remedy
