@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from commands import command, refused, samecurve, write_config
 from samecurve.cli.main import VERBS, all_verbs, cli, main
-from samecurve.cli.options import CONFIG_OPTIONS
+from samecurve.cli.options import CONFIG_OPTIONS, HELP_GROUPS
 from samecurve.cli.train import _torch_silent
 from samecurve.cli.unknown_arguments import TRAINER_FLAGS
 from samecurve.core.config import flatten
@@ -153,8 +153,20 @@ def test_a_command_alone_shows_its_help_and_cuts_no_sentence(verb: str) -> None:
     done = CliRunner().invoke(cli, verb.split())
     assert done.exit_code == 0
     assert done.output.startswith("Usage: ")
-    assert "..." not in done.output.partition("Commands:")[2]
+    assert "..." not in done.output.partition("COMMAND [ARGS]...")[2]
     assert done.output == CliRunner().invoke(cli, [*verb.split(), "--help"]).output
+
+
+def test_help_lists_each_verb_once_below_the_title_of_its_group() -> None:
+    """A verb that names no title would stand below "More"; no line is wider than 80 columns."""
+    _, *blocks = CliRunner().invoke(cli, ["--help"]).output.split("\n\n")
+    listed = {block.partition(":\n")[0]: block.splitlines()[1:] for block in blocks}
+    assert [title for title in listed if title in HELP_GROUPS] == list(HELP_GROUPS)
+    assert "More" not in listed
+    verbs = [line.split()[0] for title in HELP_GROUPS for line in listed[title]]
+    assert sorted(verbs) == all_verbs()
+    assert [line.split()[0] for line in listed["Train"]] == ["plan", "run", "train", "verify"]
+    assert max(len(line) for lines in listed.values() for line in lines) < 80
 
 
 def test_what_nobody_expected_asks_for_a_report(

@@ -85,6 +85,8 @@ def _load_verb(point: "EntryPoint") -> object:
 class Verbs(VerbGroup):
     """`samecurve -f FILE` is `samecurve train -f FILE`."""
 
+    other_verbs = "More"
+
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return all_verbs()
 
@@ -92,7 +94,7 @@ class Verbs(VerbGroup):
         return find_verb(name) if name in VERBS or name in product_verbs() else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
+        if args and args[0].startswith("-") and args[0] not in {"-h", "--help", "--version"}:
             args = ["train", *args]
         return super().parse_args(ctx, args)
 

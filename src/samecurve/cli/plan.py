@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
 
 
-@click.command(cls=ConfigVerb)
+@click.command(cls=ConfigVerb, help_group="Train")
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
 @click.option(
     "--machine",
