@@ -39,9 +39,12 @@ def quickest(arguments: list[str], cwd: Path) -> float:
     return min(times)
 
 
-def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["greeting", "help"])
+def test_the_first_screen_is_quick_and_imports_nothing_heavy(
+    arguments: list[str], tmp_path: Path
+) -> None:
     program = (
-        "import sys, samecurve.cli.main; sys.argv = ['samecurve', '--help']\ntry:"
+        f"import sys, samecurve.cli.main; sys.argv = ['samecurve', *{arguments!r}]\ntry:"
         " samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy',"
         " 'pydantic', 'rich') if m in sys.modules), file=sys.stderr)"
     )
@@ -50,7 +53,7 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
     )
     assert done.stderr.strip() == "[]"
     assert "train" in done.stdout
-    assert quickest(["--help"], tmp_path) < 0.2
+    assert quickest(arguments, tmp_path) < 0.2
 
 
 def test_a_config_error_is_quick_and_imports_no_torch(tmp_path: Path, corpus: Path) -> None:
@@ -148,8 +151,8 @@ def test_each_flag_that_stands_for_one_of_the_trainer_is_taken() -> None:
         assert flag != "--set" or value.partition("=")[0] in keys
 
 
-@pytest.mark.parametrize("verb", ["", "queue", "data", "submit"])
-def test_a_command_alone_shows_its_help_and_cuts_no_sentence(verb: str) -> None:
+@pytest.mark.parametrize("verb", ["queue", "data", "submit"])
+def test_a_group_of_verbs_alone_shows_its_help_and_cuts_no_sentence(verb: str) -> None:
     done = CliRunner().invoke(cli, verb.split())
     assert done.exit_code == 0
     assert done.output.startswith("Usage: ")

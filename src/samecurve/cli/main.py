@@ -114,6 +114,7 @@ class Verbs(VerbGroup):
 
 @click.group(
     cls=Verbs,
+    invoke_without_command=True,
     context_settings={"token_normalize_func": dashes, "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="samecurve")
@@ -125,7 +126,11 @@ def cli(context: click.Context) -> None:
     samecurve train -f models/tiny.yaml --devices cpu:2
     samecurve plan  -f models/tiny.yaml
     """
-    if context.invoked_subcommand != "run":  # `run` starts scripts as torchrun starts them
+    if context.invoked_subcommand is None:
+        from samecurve.cli.greeting import greeting
+
+        echo(greeting())
+    elif context.invoked_subcommand != "run":  # `run` starts scripts as torchrun starts them
         let_threads_wait()
 
 

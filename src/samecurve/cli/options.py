@@ -84,13 +84,13 @@ class GroupedVerb(click.Command):
 
 
 class VerbGroup(GroupedVerb, click.Group):
-    """The verbs of a command; the command alone shows its help."""
+    """The verbs of a command; the command alone shows its help, where it has nothing else to do."""
 
     context_class = HelpContext
     other_verbs = "Commands"  # the title above verbs that name none
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:
+        if not args and not ctx.resilient_parsing and not self.invoke_without_command:
             args = ["--help"]
         return super().parse_args(ctx, args)
 
