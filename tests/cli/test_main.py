@@ -236,6 +236,20 @@ def test_help_fits_the_terminal(columns: int, tmp_path: Path) -> None:
     assert " ".join(lines).split()[4:] == wide.split()[4:]  # what follows the program's name
 
 
+@pytest.mark.parametrize("machine", [(), ("--machine", "2xH100")])
+def test_a_plan_shows_where_keys_come_from_where_asked(
+    machine: tuple[str, ...], tmp_path: Path, corpus: Path
+) -> None:
+    line = ("plan", "-f", write_config(tmp_path, corpus), "--lr", "0.5", *machine)
+    short = samecurve(*line, cwd=tmp_path).stdout.splitlines()
+    whole = samecurve(*line, "--keys", cwd=tmp_path).stdout.splitlines()
+    head, rows = whole[: len(short) - 1], whole[len(short) :]
+    assert head == short[:-1]
+    assert short[-1] == f"--keys: where each of the {len(rows)} config keys comes from"
+    assert rows[0].split() == ["task", "default", "language"]
+    assert ["optimizer.lr", "--lr", "0.5"] in [row.split() for row in rows]
+
+
 def test_an_import_that_fails_leaves_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks would inherit it, and their logs would lack torch's warnings."""
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
