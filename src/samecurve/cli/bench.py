@@ -87,8 +87,7 @@ def bench(
 ) -> None:
     """Speed and memory, by number of devices and strategy.
 
-    Measures throughput, speed-up, efficiency and memory: trains a few steps of each in throw-away
-    processes.
+    Throughput, speed-up and efficiency, too. Trains a few steps of each in throw-away processes.
     """
     from samecurve.worker import alone
 

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 @click.argument("second", type=RUN_PLACE, metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
 def compare_runs(first: "Path | ObjectUrl", second: "Path | ObjectUrl", *, as_json: bool) -> None:
-    """Are two runs equal to the last bit? If not, where they differ.
-
-    It names the first step and array that differ; the exit code is then 1.
-    """
+    """Two runs: equal bits, or the first step and array that differ. Exit code 1 if they do."""
     from samecurve.experiments.compare.compare_runs import compare, describe_comparison
 
     paths = at_hand(first, "newest"), at_hand(second, "newest")

@@ -65,10 +65,7 @@ def evaluate(
     trust: bool,
     **flags: Any,
 ) -> None:
-    """The metrics of a RUN's newest checkpoint, on any devices.
-
-    RUN may also be a checkpoint of a run.
-    """
+    """The metrics of a RUN's newest checkpoint, on any devices. RUN may be a checkpoint, too."""
     import json
 
     from samecurve.launch.evaluate_run import evaluate as evaluate_run

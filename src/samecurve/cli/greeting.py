@@ -15,18 +15,15 @@ from samecurve.units import counted, show_bytes
 from samecurve.watch import live_ranks
 
 _FIRST = Path("models/tiny.yaml")  # the config that is quick anywhere
-_HELP = ("samecurve --help", "lists every command")
-Lines = list[tuple[str, str]]  # a command, or a part of one, and what it does
 
 
 def greeting() -> str:
     """The lines for the working directory."""
-    lines = _commands()
+    lines = [*_commands(), ("samecurve --help", "lists every command")]
     width = max(len(command) for command, does in lines if does)
     tried = [f"       {command.ljust(width)}  {does}".rstrip() for command, does in lines]
-    tried[0] = f"try{tried[0][3:]}"
     title = f"Samecurve {__version__}: train on one device or on many, with the same loss curve."
-    return "\n".join([title, "", *_machine(), "", *tried])
+    return "\n".join([title, "", *_machine(), "", f"try{tried[0][3:]}", *tried[1:]])
 
 
 def _machine() -> list[str]:
@@ -47,29 +44,25 @@ def _machine() -> list[str]:
     return lines
 
 
-def _commands() -> Lines:
-    """Three commands, by what the directory holds: a run, the config to begin with, or neither."""
+def _commands() -> list[tuple[str, str]]:
+    """Two commands and what they do, by what is here: a run, the config to begin with, or neither.
+
+    A command that is wider than a terminal stands on two lines, the first with '' beside it.
+    """
+    train = f"samecurve train -f {_FIRST}"
     plans = [plan for plan in Path("runs").glob("*/plan.json") if plan.is_file()]
-    if plans:
-        return _commands_for(max(plans, key=lambda plan: plan.stat().st_mtime).parent)
-    if _FIRST.is_file():
+    if not plans and _FIRST.is_file():
         look = (f"samecurve plan -f {_FIRST}", "shows what that would do, and why")
-        return [(f"samecurve train -f {_FIRST}", "trains a small model on text"), look, _HELP]
-    return [
-        ("samecurve examples", "writes example configs and tasks here"),
-        (f"samecurve train -f {_FIRST}", "trains the smallest of them"),
-        _HELP,
-    ]
-
-
-def _commands_for(run: Path) -> Lines:
-    """What to do with a run: go on with it if it has stopped, and look at it."""
-    name = shlex.quote(str(run))
+        return [(train, "trains a small model on text"), look]
+    if not plans:
+        write = ("samecurve examples", "writes example configs and tasks here")
+        return [write, (train, "trains the smallest of them")]
+    run = max(plans, key=lambda plan: plan.stat().st_mtime).parent
+    name, config = (shlex.quote(str(path)) for path in (run, run / "config.yaml"))
     report = (f"samecurve report {name}", "makes a page of this run")
     if not (run / "results.json").is_file() and not live_ranks(run / "logs"):
-        config = shlex.quote(str(run / "config.yaml"))
-        begin = (f"samecurve train -f {config} \\", "")  # one line would be wider than a terminal
-        return [begin, (f"    --resume {name}", "goes on with this run"), report, _HELP]
+        resume = (f"    --resume {name}", "goes on with this run")
+        return [(f"samecurve train -f {config} \\", ""), resume, report]
     if find_spec("fastapi") and find_spec("uvicorn"):
-        return [report, ("samecurve ui", "shows all runs in a browser"), _HELP]
-    return [report, ("samecurve check", "says whether this machine is fit to train"), _HELP]
+        return [report, ("samecurve ui", "shows all runs in a browser")]
+    return [report, ("samecurve check", "says whether this machine is fit to train")]

@@ -96,8 +96,7 @@ def plan(
             "origins": loaded.origins,
             "formulas": facts.formulas,
         }
-        if weights:
-            values["weights"] = weights
+        values |= {"weights": weights} if weights else {}
         echo(json.dumps(values, indent=1))
     else:
         notes = [f"note   {note}" for note in (*loaded.notes, *weights)]

@@ -95,10 +95,9 @@ def run(
     master_port: str | None,
     **options: Any,
 ) -> None:
-    """Run a script written for torchrun, on all devices here.
+    """Run any script that torchrun starts, on all devices here.
 
-    Any script that torchrun starts, on all devices of this machine. What follows SCRIPT is the
-    script's.
+    What follows SCRIPT is the script's.
     """
     if nnodes not in {None, "1", "1:1"}:
         raise _several_hosts(f"--nnodes {nnodes}")

@@ -67,10 +67,7 @@ def sample(
     device: str,
     trust: bool,
 ) -> None:
-    """Print what a RUN's model makes, from its newest checkpoint.
-
-    RUN may also be a checkpoint of a run.
-    """
+    """Print what a RUN's model makes, from its newest checkpoint. RUN may be a checkpoint, too."""
     from samecurve.run.sample_run import Prompt
     from samecurve.run.sample_run import sample as draw_samples
 
