@@ -75,7 +75,7 @@ def test_an_installed_package_brings_a_key_a_line_of_the_plan_and_memory(site: P
     with installed(site):
         made, with_jax = planned(), planned(engine="jax")
         assert made.features == {"weight_limit": LIMIT}
-        assert "weights within 0.02 of 0, after each update" in table(made, {}, {}, {})
+        assert "weights within 0.02 of 0, after each update" in table(made, {})
         assert [term.bytes for term in with_jax.memory if term.name == "limit"] == [4 * 8]
         assert not [term for term in made.memory if term.name == "limit"]
         on_disk = json.loads(json.dumps(made.to_json()))

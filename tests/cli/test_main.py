@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from commands import command, refused, samecurve, write_config
 from samecurve.cli.main import VERBS, all_verbs, cli, main
-from samecurve.cli.options import CONFIG_OPTIONS
+from samecurve.cli.options import CONFIG_OPTIONS, HELP_GROUPS
 from samecurve.cli.train import _torch_silent
 from samecurve.cli.unknown_arguments import TRAINER_FLAGS
 from samecurve.core.config import flatten
@@ -39,9 +39,12 @@ def quickest(arguments: list[str], cwd: Path) -> float:
     return min(times)
 
 
-def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [[], ["--help"]], ids=["greeting", "help"])
+def test_the_first_screen_is_quick_and_imports_nothing_heavy(
+    arguments: list[str], tmp_path: Path
+) -> None:
     program = (
-        "import sys, samecurve.cli.main; sys.argv = ['samecurve', '--help']\ntry:"
+        f"import sys, samecurve.cli.main; sys.argv = ['samecurve', *{arguments!r}]\ntry:"
         " samecurve.cli.main.main()\nfinally: print(sorted(m for m in ('torch', 'numpy',"
         " 'pydantic', 'rich') if m in sys.modules), file=sys.stderr)"
     )
@@ -50,7 +53,7 @@ def test_help_is_quick_and_imports_nothing_heavy(tmp_path: Path) -> None:
     )
     assert done.stderr.strip() == "[]"
     assert "train" in done.stdout
-    assert quickest(["--help"], tmp_path) < 0.2
+    assert quickest(arguments, tmp_path) < 0.2
 
 
 def test_a_config_error_is_quick_and_imports_no_torch(tmp_path: Path, corpus: Path) -> None:
@@ -148,13 +151,25 @@ def test_each_flag_that_stands_for_one_of_the_trainer_is_taken() -> None:
         assert flag != "--set" or value.partition("=")[0] in keys
 
 
-@pytest.mark.parametrize("verb", ["", "queue", "data", "submit"])
-def test_a_command_alone_shows_its_help_and_cuts_no_sentence(verb: str) -> None:
+@pytest.mark.parametrize("verb", ["queue", "data", "submit"])
+def test_a_group_of_verbs_alone_shows_its_help_and_cuts_no_sentence(verb: str) -> None:
     done = CliRunner().invoke(cli, verb.split())
     assert done.exit_code == 0
     assert done.output.startswith("Usage: ")
-    assert "..." not in done.output.partition("Commands:")[2]
+    assert "..." not in done.output.partition("COMMAND [ARGS]...")[2]
     assert done.output == CliRunner().invoke(cli, [*verb.split(), "--help"]).output
+
+
+def test_help_lists_each_verb_once_below_the_title_of_its_group() -> None:
+    """A verb that names no title would stand below "More"; no line is wider than 80 columns."""
+    _, *blocks = CliRunner().invoke(cli, ["--help"]).output.split("\n\n")
+    listed = {block.partition(":\n")[0]: block.splitlines()[1:] for block in blocks}
+    assert [title for title in listed if title in HELP_GROUPS] == list(HELP_GROUPS)
+    assert "More" not in listed
+    verbs = [line.split()[0] for title in HELP_GROUPS for line in listed[title]]
+    assert sorted(verbs) == all_verbs()
+    assert [line.split()[0] for line in listed["Train"]] == ["plan", "run", "train", "verify"]
+    assert max(len(line) for lines in listed.values() for line in lines) < 80
 
 
 def test_what_nobody_expected_asks_for_a_report(
@@ -219,6 +234,20 @@ def test_help_fits_the_terminal(columns: int, tmp_path: Path) -> None:
     assert max(map(len, lines)) <= columns
     wide = samecurve("verify", "--help", cwd=tmp_path).stdout
     assert " ".join(lines).split()[4:] == wide.split()[4:]  # what follows the program's name
+
+
+@pytest.mark.parametrize("machine", [(), ("--machine", "2xH100")])
+def test_a_plan_shows_where_keys_come_from_where_asked(
+    machine: tuple[str, ...], tmp_path: Path, corpus: Path
+) -> None:
+    line = ("plan", "-f", write_config(tmp_path, corpus), "--lr", "0.5", *machine)
+    short = samecurve(*line, cwd=tmp_path).stdout.splitlines()
+    whole = samecurve(*line, "--keys", cwd=tmp_path).stdout.splitlines()
+    head, rows = whole[: len(short) - 1], whole[len(short) :]
+    assert head == short[:-1]
+    assert short[-1] == f"--keys: where each of the {len(rows)} config keys comes from"
+    assert rows[0].split() == ["task", "default", "language"]
+    assert ["optimizer.lr", "--lr", "0.5"] in [row.split() for row in rows]
 
 
 def test_an_import_that_fails_leaves_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,13 @@ def test_an_installed_package_brings_a_verb(
     assert "there is no verb gret; did you mean greet?" in said
 
 
+@pytest.mark.usefixtures("package")
+def test_help_lists_a_verb_that_names_no_title_below_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    brought = {"greet": product_verbs()["greet"]}
+    monkeypatch.setattr(cli_main, "product_verbs", lambda: brought)
+    assert "\nMore:\n  greet         Greet somebody.\n" in CliRunner().invoke(cli, ["-h"]).output
+
+
 def test_a_verb_of_ours_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_main, "product_verbs", None)  # a call would raise
     for verb in ("train", "plan", "schema"):

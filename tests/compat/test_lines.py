@@ -225,7 +225,7 @@ def on_gpus(tmp_path_factory: pytest.TempPathFactory, text: Path) -> dict[str, s
     """What each line's plan says on a machine of eight GPUs, in one process for all."""
     of_text = ["-d", str(text)]
     lines = [
-        (variables, as_plan(arguments, *([] if has_data(arguments) else of_text)))
+        (variables, as_plan(arguments, "--keys", *([] if has_data(arguments) else of_text)))
         for variables, arguments in map(split, PLANNED)
     ]
     environment = {

@@ -103,7 +103,7 @@ def _arguments(verb: str, file: str | None, flags: Mapping[str, Any]) -> list[st
         for parameter in find_verb(verb).params
         for option in parameter.opts
         if option.startswith("--")
-    } - {"file", "headless", "json"}
+    } - {"file", "headless", "json", "keys"}
     arguments = [] if file is None else ["-f", file]
     for name, value in flags.items():
         option = f"--{name.replace('_', '-')}"

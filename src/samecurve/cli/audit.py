@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Look at runs")
 @click.argument("run", type=run_place)
 @click.option("--step", type=click.IntRange(min=1), help="train this step anew")
 @click.option(
@@ -56,9 +56,9 @@ def audit(
     trust: bool,
     **flags: Any,
 ) -> None:
-    """Does a past RUN come out again? Some of its steps, trained anew from its checkpoints.
+    """Train some steps of a past RUN again: is the result the same?
 
-    Exit code 1 where one does not.
+    They begin at its checkpoints. Exit code 1 where a result differs.
     """
     from samecurve.experiments.audit.check_journal import check_journal
     from samecurve.run.directory import Run

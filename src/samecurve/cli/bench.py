@@ -12,7 +12,7 @@ from samecurve.cli.options import PATH, ConfigVerb
 from samecurve.terminal import echo
 
 
-@click.command(cls=ConfigVerb)
+@click.command(cls=ConfigVerb, help_group="Measure")
 @click.option(
     "--worlds",
     metavar="1,2,4",
@@ -85,9 +85,9 @@ def bench(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Throughput, speed-up, efficiency and memory, by number of devices and strategy.
+    """Speed and memory, by number of devices and strategy.
 
-    Trains a few steps of each in throw-away processes.
+    Throughput, speed-up and efficiency, too. Trains a few steps of each in throw-away processes.
     """
     from samecurve.worker import alone
 

@@ -11,7 +11,7 @@ from samecurve.cli.options import PATH, Option, Verb
 from samecurve.terminal import echo
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Begin")
 @click.option(
     "--devices",
     default="auto",

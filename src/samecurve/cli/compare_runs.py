@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
 
 
-@click.command("compare-runs", cls=Verb)
+@click.command("compare-runs", cls=Verb, help_group="Look at runs")
 @click.argument("first", type=RUN_PLACE, metavar="RUN")
 @click.argument("second", type=RUN_PLACE, metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="what was found as JSON")
 def compare_runs(first: "Path | ObjectUrl", second: "Path | ObjectUrl", *, as_json: bool) -> None:
-    """Equal to the last bit, or the first step and array that differ. Exit code 1 if they do."""
+    """Two runs: equal bits, or the first step and array that differ. Exit code 1 if they do."""
     from samecurve.experiments.compare.compare_runs import compare, describe_comparison
 
     paths = at_hand(first, "newest"), at_hand(second, "newest")

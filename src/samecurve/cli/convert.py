@@ -12,7 +12,7 @@ from samecurve.terminal import echo
 _FLAGS = [option for option in CONFIG_OPTIONS if option.name != "file"]
 
 
-@click.command(cls=Verb, params=_FLAGS)
+@click.command(cls=Verb, help_group="Data and configs", params=_FLAGS)
 @click.argument("old", type=PATH)
 @click.option(
     "--to",

@@ -17,7 +17,7 @@ from samecurve.errors import InvalidConfigError, SamecurveError
 from samecurve.terminal import echo
 
 
-@click.group(cls=VerbGroup)
+@click.group(cls=VerbGroup, help_group="Data and configs")
 def data() -> None:
     """Show what a task will read, or make a data set."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
 
 
-@click.command("eval", cls=Verb)
+@click.command("eval", cls=Verb, help_group="Look at runs")
 @click.argument("run", type=RUN_PLACE)
 @click.option(
     "-d",
@@ -65,7 +65,7 @@ def evaluate(
     trust: bool,
     **flags: Any,
 ) -> None:
-    """The metrics of a RUN's newest checkpoint (or of the checkpoint named), on any devices."""
+    """The metrics of a RUN's newest checkpoint, on any devices. RUN may be a checkpoint, too."""
     import json
 
     from samecurve.launch.evaluate_run import evaluate as evaluate_run

@@ -9,13 +9,13 @@ from samecurve.cli.options import Verb
 from samecurve.terminal import echo
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Begin")
 @click.argument("directory", type=Path, metavar="[DIR]", default=Path())
 def examples(*, directory: Path) -> None:
-    """Write the example configs and tasks, models/ and examples/, into DIR or this directory.
+    """Write example configs and tasks into DIR or this directory.
 
-    No file is overwritten. docs/config.schema.json, which the configs name for editors, is written,
-    too.
+    They are in models/ and examples/. No file is overwritten. docs/config.schema.json, which the
+    configs name for editors, is written, too.
     """
     from samecurve.core.system.shipped import DIRECTORIES, SCHEMA, write_shipped
     from samecurve.units import counted

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Other programs")
 @click.argument("run", type=RUN_PLACE)
 @click.option(
     "--to",

@@ -21,7 +21,7 @@ def _presets() -> list[str]:
     return list(all_presets())
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Begin")
 @click.argument("new", required=False, type=PATH, metavar="[FILE]")
 @click.option(
     "--devices",

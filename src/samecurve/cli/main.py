@@ -85,6 +85,8 @@ def _load_verb(point: "EntryPoint") -> object:
 class Verbs(VerbGroup):
     """`samecurve -f FILE` is `samecurve train -f FILE`."""
 
+    other_verbs = "More"
+
     def list_commands(self, _ctx: click.Context) -> list[str]:
         return all_verbs()
 
@@ -92,7 +94,7 @@ class Verbs(VerbGroup):
         return find_verb(name) if name in VERBS or name in product_verbs() else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if args and args[0].startswith("-") and args[0] not in {"--help", "--version"}:
+        if args and args[0].startswith("-") and args[0] not in {"-h", "--help", "--version"}:
             args = ["train", *args]
         return super().parse_args(ctx, args)
 
@@ -112,6 +114,7 @@ class Verbs(VerbGroup):
 
 @click.group(
     cls=Verbs,
+    invoke_without_command=True,
     context_settings={"token_normalize_func": dashes, "help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="samecurve")
@@ -123,7 +126,11 @@ def cli(context: click.Context) -> None:
     samecurve train -f models/tiny.yaml --devices cpu:2
     samecurve plan  -f models/tiny.yaml
     """
-    if context.invoked_subcommand != "run":  # `run` starts scripts as torchrun starts them
+    if context.invoked_subcommand is None:
+        from samecurve.cli.greeting import greeting
+
+        echo(greeting())
+    elif context.invoked_subcommand != "run":  # `run` starts scripts as torchrun starts them
         let_threads_wait()
 
 

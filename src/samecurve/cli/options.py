@@ -27,6 +27,16 @@ Typed = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the
 _NARROW = 60  # columns: a terminal with fewer has no room for two columns of help
 _UNLIMITED = 1 << 16  # characters of a line
 _WHOLE = 1 << 10  # characters of a summary: none is cut
+# the titles below which `samecurve --help` lists the verbs, in this order
+HELP_GROUPS = (
+    "Begin",
+    "Train",
+    "Look at runs",
+    "Measure",
+    "Data and configs",
+    "Machines and queues",
+    "Other programs",
+)
 
 
 def dashes(name: str) -> str:
@@ -52,7 +62,7 @@ class NarrowHelp(click.HelpFormatter):
             return
         indent = " " * self.current_indent
         for name, text in rows:
-            self.write(f"{indent}{name}\n{indent}  {text}\n")
+            self.write(f"{indent}{name.rstrip()}\n{indent}  {text}\n")
 
     def getvalue(self) -> str:
         text = super().getvalue()
@@ -65,30 +75,43 @@ class HelpContext(click.Context):
     formatter_class = NarrowHelp
 
 
-class VerbGroup(click.Group):
-    """The verbs of a command; the command alone shows its help."""
+class GroupedVerb(click.Command):
+    """A verb that names the title below which `samecurve --help` lists it, one of HELP_GROUPS."""
+
+    def __init__(self, *arguments: Any, help_group: str = "", **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.help_group = help_group
+
+
+class VerbGroup(GroupedVerb, click.Group):
+    """The verbs of a command; the command alone shows its help, where it has nothing else to do."""
 
     context_class = HelpContext
+    other_verbs = "Commands"  # the title above verbs that name none
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args and not ctx.resilient_parsing:
+        if not args and not ctx.resilient_parsing and not self.invoke_without_command:
             args = ["--help"]
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each verb with its first sentence, on as many lines as the sentence needs."""
-        verbs = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl(
-                [
-                    (name, verb.get_short_help_str(_WHOLE))
-                    for name, verb in verbs
-                    if verb is not None and not verb.hidden
-                ]
-            )
+        """Write each verb below its title with its first sentence, on as many lines as it needs."""
+        names = self.list_commands(ctx)
+        width = max(map(len, names), default=0)  # of all titles alike
+        rows: dict[str, list[tuple[str, str]]] = {title: [] for title in HELP_GROUPS}
+        for name in names:
+            verb = self.get_command(ctx, name)
+            if verb is not None and not verb.hidden:
+                title = getattr(verb, "help_group", "") or self.other_verbs
+                row = (name.ljust(width), verb.get_short_help_str(_WHOLE))
+                rows.setdefault(title, []).append(row)
+        for title, verbs in rows.items():
+            if verbs:
+                with formatter.section(title):
+                    formatter.write_dl(verbs)
 
 
-class Verb(click.Command):
+class Verb(GroupedVerb):
     """A verb; flags of other tools are refused with the flag that serves the purpose here."""
 
     context_class = HelpContext

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
 
 
-@click.command(cls=ConfigVerb)
+@click.command(cls=ConfigVerb, help_group="Train")
 @click.option("--json", "as_json", is_flag=True, help="the plan as JSON")
+@click.option("--keys", is_flag=True, help="also each config key: its value, and where that is set")
 @click.option(
     "--machine",
     metavar="WORDS|FILE",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 def plan(
     *,
     as_json: bool,
+    keys: bool,
     machine: str | None,
     mfu: float | None,
     bench: Path | None,
@@ -68,14 +70,15 @@ def plan(
         raise click.UsageError("--probe-batch tries this machine; --machine plans for another")
     if machine is not None and init_from:
         raise click.UsageError("--init-from looks at weights here; --machine plans for another")
+    if keys and as_json:
+        raise click.UsageError("--keys is a table, and --json has no tables: leave one out")
     from samecurve.experiments.machine import read_request
 
     other_machine = read_request(machine, mfu, bench, chart)
     loaded = load_config(flags, say=not as_json)
     if other_machine:
-        _plan_machine(loaded, other_machine, as_json=as_json)
+        _plan_machine(loaded, other_machine, as_json=as_json, keys=keys)
         return
-    from samecurve.core.config import flatten
     from samecurve.observe.plan_table import table
     from samecurve.probe import network_note
     from samecurve.run.prepare import make_plan
@@ -93,15 +96,24 @@ def plan(
             "origins": loaded.origins,
             "formulas": facts.formulas,
         }
-        if weights:
-            values["weights"] = weights
+        values |= {"weights": weights} if weights else {}
         echo(json.dumps(values, indent=1))
     else:
         notes = [f"note   {note}" for note in (*loaded.notes, *weights)]
         network = network_note(Path(loaded.run_directory or "runs"))
         notes += [f"warn   {network[0]}. Remedy: {network[1]}"] if network else []
-        shown = table(plan, loaded.origins, flatten(loaded.config), facts.formulas)
-        echo("\n".join([*notes, shown]))
+        echo("\n".join([*notes, table(plan, facts.formulas), "", _keys(loaded, shown=keys)]))
+
+
+def _keys(loaded: "LoadedConfig", *, shown: bool) -> str:
+    """Where each config value came from, or the flag that shows it."""
+    from samecurve.core.config import flatten
+    from samecurve.observe.plan_table import table_of_keys
+
+    values = flatten(loaded.config)
+    if shown:
+        return table_of_keys(values, loaded.origins)
+    return f"--keys: where each of the {len(values)} config keys comes from"
 
 
 def _notes_of_weights(
@@ -124,13 +136,14 @@ def _notes_of_weights(
     return (*source.notes, *notes)
 
 
-def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_json: bool) -> None:
+def _plan_machine(
+    loaded: "LoadedConfig", request: "PredictionRequest", *, as_json: bool, keys: bool
+) -> None:
     """Plan for a machine that one doesn't have.
 
     A plan that is refused ends the verb as it would end train, once all that would be served is
     shown.
     """
-    from samecurve.core.config import flatten
     from samecurve.experiments.machine import predict
     from samecurve.observe.plan_table import table
 
@@ -154,7 +167,7 @@ def _plan_machine(loaded: "LoadedConfig", request: "PredictionRequest", *, as_js
                 " assigned evenly"
             )
         if plan:
-            lines += [table(plan, loaded.origins, flatten(loaded.config), formulas), ""]
-        echo("\n".join([*lines, *prediction.lines()]))
+            lines += [table(plan, formulas), ""]
+        echo("\n".join([*lines, *prediction.lines(), "", _keys(loaded, shown=keys)]))
     if prediction.refused:
         raise prediction.refused

@@ -10,7 +10,7 @@ from samecurve.cli.load_config import load_config, measure_before
 from samecurve.cli.options import PATH, ConfigVerb
 
 
-@click.command(cls=ConfigVerb)
+@click.command(cls=ConfigVerb, help_group="Measure")
 @click.option(
     "--steps",
     type=click.IntRange(1, 1000),

@@ -35,9 +35,9 @@ class AddVerb(ConfigVerb):
         return super().parse_args(ctx, args)
 
 
-@click.group(cls=VerbGroup)
+@click.group(cls=VerbGroup, help_group="Machines and queues")
 def queue() -> None:
-    """Jobs that wait for devices and run in order: add, list, remove, work."""
+    """Jobs that wait for devices and run in order."""
 
 
 @queue.command(cls=AddVerb)

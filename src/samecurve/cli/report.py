@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Look at runs")
 @click.argument("runs", nargs=-1, required=True, type=RUN_PLACE, metavar="RUN...")
 @click.option(
     "--to",
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 def report(
     runs: "tuple[Path | ObjectUrl, ...]", *, to: Path | None, png: bool, as_json: bool
 ) -> None:
-    """Make one page (HTML) of a RUN, or of several compared: curves, throughput, memory, plan,
-    environment.
+    """Make one HTML page of a RUN, or of several compared.
+
+    It shows curves, throughput, memory, the plan and the environment.
     """
     import json
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import click
 
-from samecurve.cli.options import PATH, Option, rank_count
+from samecurve.cli.options import PATH, GroupedVerb, Option, rank_count
 from samecurve.cli.unknown_arguments import TORCHRUN_HINTS
 from samecurve.terminal import echo
 
 
-class RunCommand(click.Command):
+class RunCommand(GroupedVerb):
     """Refuse torchrun's flags for several hosts, and name the command that serves the purpose."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -31,6 +31,7 @@ def _several_hosts(flag: str) -> click.UsageError:
 
 @click.command(
     cls=RunCommand,
+    help_group="Train",
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS] [-m]",
 )
@@ -94,7 +95,7 @@ def run(
     master_port: str | None,
     **options: Any,
 ) -> None:
-    """Any script that torchrun starts, on all devices of this machine.
+    """Run any script that torchrun starts, on all devices here.
 
     What follows SCRIPT is the script's.
     """

@@ -28,7 +28,7 @@ class Finite(click.FloatRange):
         return number
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Look at runs")
 @click.argument("run", type=RUN_PLACE)
 @click.option("--prompt", help="what the text begins with, or what the picture shows")
 @click.option(
@@ -67,7 +67,7 @@ def sample(
     device: str,
     trust: bool,
 ) -> None:
-    """Print what the model of a RUN makes, from its newest checkpoint (or the one named)."""
+    """Print what a RUN's model makes, from its newest checkpoint. RUN may be a checkpoint, too."""
     from samecurve.run.sample_run import Prompt
     from samecurve.run.sample_run import sample as draw_samples
 

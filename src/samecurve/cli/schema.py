@@ -7,7 +7,7 @@ from samecurve.cli.options import Verb
 from samecurve.terminal import echo
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Data and configs")
 @click.option(
     "--task",
     type=str,

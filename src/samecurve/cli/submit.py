@@ -89,7 +89,11 @@ def _as_typed(option: click.Parameter, value: Any) -> list[str]:
     return [word for each in values for word in (name, str(each))]
 
 
-@click.group(cls=VerbGroup, context_settings={"token_normalize_func": dashes})
+@click.group(
+    cls=VerbGroup,
+    help_group="Machines and queues",
+    context_settings={"token_normalize_func": dashes},
+)
 def submit() -> None:
     """Hand a run to an engine: Slurm, SkyPilot, Kubernetes, Ray.
 

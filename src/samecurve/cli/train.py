@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
-@click.command(cls=ConfigVerb)
+@click.command(cls=ConfigVerb, help_group="Train")
 @run_place_option
 @click.option(
     "--resume",
@@ -69,7 +69,7 @@ def train(
     probe_batch: bool,
     **flags: Any,
 ) -> None:
-    """Train. Run the same command again to go on."""
+    """Train a model. Run the same command again to go on."""
     from samecurve.worker import started
 
     if "SLURM_JOB_ID" in os.environ and rdzv is None:  # else it says itself where the others are

@@ -8,7 +8,7 @@ from samecurve.cli.options import PATH, Verb
 from samecurve.errors import UserError
 
 
-@click.command(cls=Verb)
+@click.command(cls=Verb, help_group="Look at runs")
 @click.argument("directories", nargs=-1, type=PATH, metavar="[DIR]...")
 @click.option(
     "--host",
@@ -27,9 +27,10 @@ from samecurve.errors import UserError
     help="let other machines reach the page; whoever has the address can start programs here",
 )
 def ui(directories: tuple[Path, ...], *, host: str, port: int | None, allow_remote: bool) -> None:
-    """The web page: plan, start, queue, watch, stop and compare the runs below each DIR (or here).
+    """The web page: plan, start, queue, watch, stop, compare runs.
 
-    It prints one address, which opens the page in one browser.
+    It shows the runs below each DIR, or below this directory. It prints one address, which opens
+    the page in one browser.
     """
     from importlib.util import find_spec
 

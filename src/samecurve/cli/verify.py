@@ -10,7 +10,7 @@ from samecurve.cli.options import ConfigVerb
 from samecurve.terminal import echo
 
 
-@click.command(cls=ConfigVerb)
+@click.command(cls=ConfigVerb, help_group="Train")
 @click.option(
     "--layouts",
     metavar="LIST",

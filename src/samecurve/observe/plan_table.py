@@ -1,4 +1,4 @@
-"""The table of `samecurve plan`: decisions, memory, and where each config value came from."""
+"""The tables of `samecurve plan`: decisions and memory, and where each config value came from."""
 
 from collections.abc import Mapping
 
@@ -9,16 +9,9 @@ from samecurve.observe.text_table import Column, table_text
 from samecurve.units import show_bytes, show_count
 
 
-def table(
-    plan: Plan,
-    origins: Mapping[str, str],
-    values: Mapping[str, object],
-    formulas: Mapping[str, str],
-) -> str:
-    """Every decision with its reason, the memory terms, and where each config value came from.
+def table(plan: Plan, formulas: Mapping[str, str]) -> str:
+    """Every decision with its reason, and the memory terms.
 
-    origins: where a config value came from, by its key
-    values: config values by their keys
     formulas: how the task's facts came about
     """
     reasons = plan.reasons
@@ -44,9 +37,13 @@ def table(
             peak = f"peak {show_count(plan.flops.peak_flops)}FLOP/s"
         flops = f"{show_count(plan.flops.flops_per_step)}FLOP a step: {formulas.get('flops', '')}"
         lines += ["", f"compute     {flops}; {peak}"]
-    assigned = [[key, origins.get(key, "default"), _plain(value)] for key, value in values.items()]
-    config = table_text([Column("config key"), Column("from"), Column("value")], assigned)
-    return "\n".join([*lines, "", config])
+    return "\n".join(lines)
+
+
+def table_of_keys(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
+    """Where each config value came from. values, origins: by config key"""
+    rows = [[key, origins.get(key, "default"), _plain(value)] for key, value in values.items()]
+    return table_text([Column("config key"), Column("from"), Column("value")], rows)
 
 
 def _plain(value: object) -> str:

@@ -88,7 +88,7 @@ class RehearseVerb(Verb):
         return rest
 
 
-@click.command(cls=RehearseVerb)
+@click.command(cls=RehearseVerb, help_group="Measure")
 @click.option(
     "--gpus",
     type=click.IntRange(1, _MOST_GPUS),

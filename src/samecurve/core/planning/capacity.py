@@ -130,7 +130,7 @@ def choose_capacity(options: MemoryOptions, facts: Facts, layout: Layout) -> Dec
     room = room_of_layout(options, facts, layout)
     device, each = room.device, sample_bytes(options, facts)
     share = usable_share(device.kind, device.memory)
-    usable = f"{show_bytes(device.memory)}, of which {share:.0%} are planned with"
+    usable = f"{show_bytes(device.memory)}, and the plan uses at most {share:.0%} of it"
     if options.limit:
         usable = f"{show_bytes(room.usable)} to use (devices.memory)"
     if room.left < (each or 0):

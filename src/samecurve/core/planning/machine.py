@@ -132,9 +132,10 @@ def _choose_on_this_host(use: str, engine: str, machine: Machine) -> DevicesDeci
     gpus = machine.devices
     cpus = re.fullmatch(r"cpu(?::(\d+))?", use)
     if cpus:
-        unit = "ranks" if engine == "torch" else "devices"
+        unit = "rank" if engine == "torch" else "device"
         count = int(cpus.group(1) or 1)
-        reason = f"{use}: {count} of any number of CPU {unit}, sharing {machine.cores} cores"
+        cores = counted(machine.cores, "core")
+        reason = f"{use}: {counted(count, f'CPU {unit}')} on {cores}"
         return _cpu_ranks(use, count, machine, reason)
     if use == "auto" and not gpus and engine == "jax" and machine.xla_devices:
         count = machine.xla_devices

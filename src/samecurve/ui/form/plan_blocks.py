@@ -51,7 +51,7 @@ def _memory_bars(plan: Plan) -> Block:
     for device in plan.layout.devices[:_MOST_DEVICES]:
         name = f"{'GPU' if device.kind == 'cuda' else 'rank'} {device.index}"
         planned = int(device.memory * usable_share(device.kind, device.memory))
-        rows.append(Bar(name, parts, device.memory, ("planned with at most", planned)))
+        rows.append(Bar(name, parts, device.memory, ("the plan uses at most", planned)))
     note = plan.reasons["memory"]
     return bars("memory", "Memory of each device", rows, form="bytes", note=note)
 
