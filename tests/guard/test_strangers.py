@@ -22,6 +22,7 @@ SHORT = {  # in make test
     "modules.ViewKept",
     "modules.BufferOnceLow",
     "modules.WeightAsNumpy",
+    "modules.PackedBase",
     "training.OptimizerSkips",
 }
 SAME = (
@@ -34,6 +35,7 @@ SAME = (
     "keeping.WritesIntoItsRows",
     "modules.BufferOfALaterStep",
     "modules.WeightAsNumpy",
+    "modules.PackedBase",
     "modules.RowGradientClip",
     "modules.MaskedGradient",
     "modules.Parametrized",

@@ -481,3 +481,36 @@ class WeightAsNumpy(Base):
         size = np.abs(model[0].weight.detach().numpy()).sum()
         out = model(batch["x"]) / (1 + 0.01 * float(size))
         return Mean(summed(out, batch["y"]), len(out))
+
+
+class Unpack(torch.autograd.Function):
+    """A product with packed weights, which backward unpacks again."""
+
+    @staticmethod
+    def forward(ctx, x, codes, scales):
+        ctx.save_for_backward(codes, scales)
+        return x @ (codes.to(x.dtype) * scales.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx, gradient):
+        codes, scales = ctx.saved_tensors
+        return gradient @ (codes.to(gradient.dtype) * scales.to(gradient.dtype)).T, None, None
+
+
+class PackedBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        codes = torch.randint(-9, 9, (8, 8)).to(torch.int8)
+        self.codes = nn.Parameter(codes, requires_grad=False)
+        self.scales = nn.Parameter(torch.rand(8) / 20, requires_grad=False)
+        self.down, self.up = nn.Linear(8, 2), nn.Linear(2, 8)
+
+    def forward(self, x):
+        return torch.tanh(Unpack.apply(x, self.codes, self.scales) + self.up(self.down(x)))
+
+
+class PackedBase(Base):
+    """Small trained layers beside packed ones that stay as they are."""
+
+    def model(self):
+        return nn.Sequential(*(PackedBlock() for _ in range(3)), nn.Linear(8, 3))

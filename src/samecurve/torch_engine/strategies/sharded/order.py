@@ -124,7 +124,7 @@ class GatherOrder:
         self._orders: dict[Key, Order] = {}
         # by function: groups that stay whole until its training pass ends; they outlive a reset
         self._repeated: dict[Key, set[int]] = {}
-        self._needed_last: int | None = None
+        self._title_last = ""  # of the group that was needed last
         self._pass: _Pass | None = None
 
     @property
@@ -227,7 +227,7 @@ class GatherOrder:
             group.free()
 
     def _end_pass(self) -> None:
-        self._pass, self._needed_last = None, None
+        self._pass, self._title_last = None, ""
         for group in self._groups:
             group.end_pass()
 
@@ -241,7 +241,7 @@ class GatherOrder:
         follow = self._follow if now.order is not None else self._agree
         while follow(now, number) not in {number, _END}:
             pass
-        self._needed_last = number
+        self._title_last = "" if number == _END else self._titles[number]
 
     def _follow(self, now: _Pass, number: int) -> int:
         """Do what comes next in the order. Returns the group that was gathered."""
@@ -316,10 +316,13 @@ class GatherOrder:
         group.finish(keep=is_needed or stays)
 
     def _free_frozen(self, now: _Pass, needed: WeightGroup) -> None:
-        """Give back frozen groups, of whose use in backward no gradient tells the end."""
+        """Give back frozen groups, of whose use in backward no gradient tells the end: those of
+        other blocks than are at work. A block's weights of several number formats are several
+        groups, which one operation may take together (codes and scales).
+        """
+        at_work = {needed.title, self._title_last}
         for group in self._blocks:
-            is_in_use = group is needed or group.number == self._needed_last or group.is_held
-            is_in_use |= group.number in now.kept_whole
+            is_in_use = group.title in at_work or group.is_held or group.number in now.kept_whole
             if group.is_whole and not group.trained and not is_in_use:
                 group.free()
 
