@@ -23,6 +23,7 @@ SHORT = {  # in make test
     "modules.BufferOnceLow",
     "modules.WeightAsNumpy",
     "modules.PackedBase",
+    "modules.AdaptedBase",
     "training.OptimizerSkips",
 }
 SAME = (
@@ -36,6 +37,7 @@ SAME = (
     "modules.BufferOfALaterStep",
     "modules.WeightAsNumpy",
     "modules.PackedBase",
+    "modules.AdaptedBase",
     "modules.RowGradientClip",
     "modules.MaskedGradient",
     "modules.Parametrized",

@@ -1,6 +1,7 @@
 """Models and their hooks, as people write them."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 from common import Base, net, summed
 from torch import nn
 from torch.nn.utils import parametrize, prune
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from samecurve import Mean
 
@@ -514,3 +515,32 @@ class PackedBase(Base):
 
     def model(self):
         return nn.Sequential(*(PackedBlock() for _ in range(3)), nn.Linear(8, 3))
+
+
+class AdaptedBlock(nn.Module):
+    """A frozen layer with a small trained one beside it, computed again in backward but for the
+    products.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.requires_grad_(requires_grad=False)
+        self.down, self.up = nn.Linear(8, 2), nn.Linear(2, 8)
+
+    def inner(self, x):
+        x = torch.tanh(self.first(x))
+        return torch.tanh(self.second(x) + self.up(self.down(x)))
+
+    def forward(self, x):
+        keep_products = partial(
+            create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]
+        )
+        return checkpoint(self.inner, x, use_reentrant=False, context_fn=keep_products)
+
+
+class AdaptedBase(Base):
+    """Gradients of the trained layers come before backward is done with the frozen ones."""
+
+    def model(self):
+        return nn.Sequential(*(AdaptedBlock() for _ in range(3)), nn.Linear(8, 3))

@@ -40,6 +40,8 @@ class WeightGroup:
     is_root: whether the weights lie outside of blocks: they are whole in every pass
     is_whole: whether the weights are gathered
     is_held: whether they stay so until the pass ends, because something may read them at any time
+    has_frozen: whether some weights get no gradient, so that none tells when backward is done with
+        the group
     is_complete: whether each trained weight has a gradient of this pass
     is_summed: whether the sum of this pass's gradients has begun
     last_gradient: how many gathers of this pass had been begun when the last gradient came
@@ -52,6 +54,7 @@ class WeightGroup:
         # those of wide numbers first, so that each begins at a multiple of its numbers' size
         self.weights = sorted(weights, key=lambda w: (-w.sent_as.itemsize, -w.dtype.itemsize))
         self.trained = [weight for weight in self.weights if weight.is_trained]
+        self.has_frozen = len(self.trained) < len(self.weights)
         self.is_whole = self.is_held = self.is_summed = self._is_in = False
         self.last_gradient = 0
         self.with_gradient: set[str] = set()  # names of weights that have a gradient of this pass

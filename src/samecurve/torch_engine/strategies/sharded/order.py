@@ -223,7 +223,7 @@ class GatherOrder:
             raise late_gradient(group)
         group.last_gradient = len(now.agreed)
         is_kept = group.is_root or group.is_held or group.number in now.kept_whole
-        if group.is_complete and not is_kept:
+        if group.is_complete and not (is_kept or group.has_frozen):
             group.free()
 
     def _end_pass(self) -> None:
@@ -316,14 +316,16 @@ class GatherOrder:
         group.finish(keep=is_needed or stays)
 
     def _free_frozen(self, now: _Pass, needed: WeightGroup) -> None:
-        """Give back frozen groups, of whose use in backward no gradient tells the end: those of
-        other blocks than are at work. A block's weights of several number formats are several
-        groups, which one operation may take together (codes and scales).
+        """Give back groups with frozen weights, of whose use in backward no gradient tells the end:
+        those of other blocks than are at work. What a checkpoint has computed again keeps views of
+        them, and asks for no weight a second time. A block's weights of several number formats are
+        several groups, which one operation may take together (codes and scales).
         """
         at_work = {needed.title, self._title_last}
         for group in self._blocks:
             is_in_use = group.title in at_work or group.is_held or group.number in now.kept_whole
-            if group.is_whole and not group.trained and not is_in_use:
+            is_done = group.is_complete or not group.trained
+            if group.is_whole and group.has_frozen and is_done and not is_in_use:
                 group.free()
 
     # --- what a pass in lockstep has taught
