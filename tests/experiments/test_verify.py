@@ -94,12 +94,6 @@ def test_no_setting_of_the_users_breaks_an_experiment(
     ("fault", "layout", "culprit"),
     [
         (faults.mean_of_means, "ddp:3", "step 1: the loss differs before any update"),
-        pytest.param(
-            faults.another_seed,
-            "ddp:2",
-            "step 1: the loss differs before any update",
-            marks=pytest.mark.long,
-        ),
         (
             faults.one_not_reduced,
             "ddp:2",
@@ -126,6 +120,15 @@ def test_a_planted_fault_is_found_and_named(
     assert (faulty.layout, faulty.verdict, faulty.first_step) == (layout, "FAIL", 1)
     assert faulty.worst > 1e-4
     assert faulty.culprit.startswith(culprit), faulty.culprit
+
+
+@pytest.mark.long
+def test_a_rank_with_another_seed_is_found_by_a_probe(
+    pool: Pool, corpus: Path, tmp_path: Path
+) -> None:
+    _, (verdict,) = run_layouts(pool, tmp_path, corpus, "ddp:2", faults.another_seed)
+    assert verdict.verdict == "FAILED"
+    assert "they hold other plans, or data" in verdict.culprit
 
 
 @pytest.mark.long

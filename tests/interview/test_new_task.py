@@ -16,6 +16,8 @@ SCRIPT = Path(__file__).parents[2] / "scripts/start-multi-gpu.sh"
 
 def make(home: Path, monkeypatch: pytest.MonkeyPatch, **flags: str) -> None:
     monkeypatch.chdir(home)
+    # other tests of this process leave the directory of their task there
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if not one.endswith("examples")])
     interview(
         Answers({f"--{name}": value for name, value in flags.items()}, asks=False), schema=True
     )
