@@ -72,8 +72,8 @@ class Hooks(TorchHooks):
 
     def begin_training(self, start: Start) -> Mapping[str, Any]:
         self._start = start
-        made = (getattr(update.optimizer, "of_task", None) for update in start.state.updates)
-        self._optimizers = [optimizer for optimizer in made if optimizer is not None]
+        of_task = (getattr(update.optimizer, "of_task", None) for update in start.state.updates)
+        self._optimizers = [optimizer for optimizer in of_task if optimizer is not None]
         self._buffers = {name for name, _ in self.setup.strategy.models[0].named_buffers()}
         attributes = self._attributes  # as they are made, whatever a checkpoint has
         if not start.kept:
