@@ -39,7 +39,7 @@ class Rows:
         return self.count
 
     def __getitem__(self, ids, epoch):
-        if os.path.exists("die") and 7 in ids and self.first == 0:
+        if os.path.exists("die") and 6 in ids and self.first == 0:  # a start reads others
             os.kill(os.getpid(), signal.SIGKILL)
         if self.first and 5 in ids and os.path.exists("bad"):
             raise ValueError("a bad picture")
