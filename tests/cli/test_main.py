@@ -190,7 +190,7 @@ def test_what_nobody_expected_asks_for_a_report(
 
 def test_the_page_of_commands_has_each_verb_below_the_title_that_help_has() -> None:
     page = (Path(__file__).parents[2] / "docs/commands.md").read_text()
-    titles = {}
+    titles: dict[str, str] = {}
     for section in page.split("\n## ")[1:]:
         verbs = re.findall(r"^\| \[`samecurve ([\w-]+)", section, re.MULTILINE)
         titles |= dict.fromkeys(verbs, section.partition("\n")[0])
