@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -77,14 +78,21 @@ def with_engine(run: Callable[[Any, Any], int], rounds: int, kind: str = "Wide")
         return run(engine, engine.init())
 
 
+def look_at_own(state: Any) -> None:
+    """Have this process's weights, and what their optimizer keeps, counted as held."""
+    moments = [state.optimizer.state_of(param).values() for param in state.trained]
+    for tensor in (*state.model.parameters(), *chain.from_iterable(moments)):
+        local_view(tensor.detach()).view(-1)
+
+
 def tenths_held(engine: Any, state: Any) -> int:
-    """Memory that the check holds at most, beyond this process's weights; in tenths of the whole
-    weights.
+    """Memory that the check holds at most, beyond this process's weights and moments; in tenths of
+    the whole weights.
     """
     rows = feed_of(engine).trial_rows(5)
     weights = sum(parameter.numel() * parameter.itemsize for parameter in state.model.parameters())
     with LiveBytes() as held:
-        _ = [local_view(parameter.detach()).view(-1) for parameter in state.model.parameters()]
+        look_at_own(state)
         own = held.now
         engine.begin_training(state, rows)
     return int(10 * (held.peak - own) / weights + 0.5)
@@ -107,8 +115,8 @@ def test_the_check_of_shards_holds_no_whole_gradient(pool: Pool) -> None:
 
 
 def kept_on_a_rank(index: int, group: dist.ProcessGroup) -> float:
-    """Memory that is held after the check, beyond the shards; as a share of the whole weights.
-    Nothing collects reference cycles meanwhile.
+    """Memory that is held after the check, beyond the shards and moments; as a share of the whole
+    weights. Nothing collects reference cycles meanwhile.
     """
     del index
     sharded = {"use": "cpu:2", "strategy": "fsdp"}
@@ -119,7 +127,7 @@ def kept_on_a_rank(index: int, group: dist.ProcessGroup) -> float:
         gc.disable()
         try:
             with LiveBytes() as held:
-                _ = [local_view(parameter).view(-1) for parameter in state.model.parameters()]
+                look_at_own(state)
                 own = held.now
                 engine.begin_training(state, rows)
                 assert not engine.notes  # compared, and nothing to say

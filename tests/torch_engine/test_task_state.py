@@ -90,7 +90,8 @@ def begun(task: Keeper, model: nn.Module, kept: dict[str, Any]) -> Hooks:
         plan=SimpleNamespace(sees_whole_batch=False),
     )
     hooks = Hooks(cast("Any", setup), None)
-    hooks.begin_training(cast("Any", SimpleNamespace(kept=kept)))
+    state = SimpleNamespace(updates=[])
+    hooks.begin_training(cast("Any", SimpleNamespace(kept=kept, state=state)))
     return hooks
 
 
@@ -98,7 +99,7 @@ def test_variables_and_unsaved_buffers_come_back() -> None:
     task, model = Keeper(), Masked()
     hooks = begun(task, model, {})
     assert hooks.kept() == {}
-    steps = [SimpleNamespace(state=None, after_reduction=[])]
+    steps = [SimpleNamespace(after_reduction=[])]
     hooks.add_to(cast("Any", steps))
     task.loss()
     model(torch.ones(2))
