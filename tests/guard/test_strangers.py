@@ -229,3 +229,18 @@ def test_a_resumed_run_is_as_one_that_never_stopped(case: str, pool: Pool, tmp_p
     resumed = run(pool, tmp_path / "stopped", case, "one", resume=5)
     assert not resumed.error
     assert resumed.losses == expected.losses
+
+
+def test_buffers_are_those_of_one_rank_before_a_save_compares_them(
+    pool: Pool, tmp_path: Path
+) -> None:
+    """With train.allow_coupled, and without an evaluation just before."""
+    train = {"steps": 4, "precision": "f64", "save_every": 3, "exact": False}
+    outcome = run(
+        pool,
+        tmp_path,
+        "modules.CoupledCentre",
+        "ddp",
+        sections={"train": {**train, "eval_every": 100, "allow_coupled": True}},
+    )
+    assert not outcome.error

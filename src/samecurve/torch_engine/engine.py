@@ -290,6 +290,7 @@ class TorchEngine:
         return samples_of_all(self.comm, own, self.device)
 
     def kept(self) -> Mapping[str, Any]:
+        self._sync_buffers()  # which are compared over ranks
         kept: dict[str, Any] = {}
         for hooks in self.features.values():
             kept |= hooks.kept()

@@ -544,3 +544,23 @@ class AdaptedBase(Base):
 
     def model(self):
         return nn.Sequential(*(AdaptedBlock() for _ in range(3)), nn.Linear(8, 3))
+
+
+class Centred(nn.Module):
+    """A running mean that each device keeps for itself, in no state_dict()."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+        self.register_buffer("centre", torch.zeros(8), persistent=False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.centre.lerp_(x.mean(0), 0.1)
+        return self.net(x - self.centre.clone())
+
+
+class CoupledCentre(Base):
+    def model(self):
+        return nn.Sequential(nn.BatchNorm1d(8), Centred())
