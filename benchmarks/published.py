@@ -22,10 +22,10 @@ from samecurve.core.config.loading import load
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import device_spec
-from samecurve.simulation.cluster import Cluster, read_cluster
-from samecurve.simulation.forecast import plan_on_cluster
-from samecurve.simulation.step_time import ASSUMED, Utilization, step_cost
 from samecurve.tasks import Tasks, entry_of
+from samecurve_products.lab.simulation.cluster import Cluster, read_cluster
+from samecurve_products.lab.simulation.forecast import plan_on_cluster
+from samecurve_products.lab.simulation.step_time import ASSUMED, Utilization, step_cost
 
 _TITAN = "pytorch/torchtitan benchmarks/llama3_h100_202412_torchtitan.md at 31a17bf"
 _TITAN_A100 = "pytorch/torchtitan docs/performance.md at 0413364"

@@ -19,7 +19,7 @@ PLACES = {  # of the repository -> of the wheel
     "examples/": "samecurve/shipped/examples/",
     "docs/config.schema.json": "samecurve/shipped/docs/config.schema.json",
 }
-LICENCES = ("LICENSE", "src/samecurve/report/page/uplot/LICENSE")
+LICENCES = ("LICENSE", "src/samecurve_products/report/page/uplot/LICENSE")
 
 
 def faults_of(directory: Path) -> list[str]:

@@ -24,13 +24,13 @@ from one_curve import check_one_curve
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.errors import UserError
-from samecurve.experiments.compare.compare_runs import compare, describe_comparison
 from samecurve.observe import read_events
 from samecurve.probe import probe
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.precision import set_deterministic
 from samecurve.torch_engine.process_group import Comm
+from samecurve_products.report.compare.compare_runs import compare, describe_comparison
 from tiny import MACHINE, Outcome, TinyRun, config_of, tiny_values, train_tiny
 from worlds import Pool
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import samecurve
-from samecurve.cli.main import VERB_ENTRY_POINTS
 from samecurve.core.events import ACTIVITIES
 from samecurve.launch import ranks
 from samecurve.launch.script import bootstrap, script_attempt
@@ -18,11 +17,12 @@ from samecurve.watch import flight_recorder, hang_watch
 from samecurve.worker import data_workers, rank_main
 
 PACKAGE = Path(samecurve.__file__).parent
+SOURCES = PACKAGE.parent
 
 
 def strings() -> Iterator[tuple[Path, str]]:
-    """Every text in the package's source."""
-    for path in sorted(PACKAGE.rglob("*.py")):
+    """Every text in the source of the package and of its products."""
+    for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield path, node.value
@@ -30,9 +30,9 @@ def strings() -> Iterator[tuple[Path, str]]:
 
 def test_our_modules_and_files_that_strings_name_are_there() -> None:
     """Modules to run with -m, engines to import late, files that stacks are told by."""
-    modules = {text for _, text in strings() if re.fullmatch(r"samecurve(\.[a-z_]\w*)+", text)}
+    name = r"samecurve(_products)?(\.[a-z_]\w*)+"
+    modules = {text for _, text in strings() if re.fullmatch(name, text)}
     assert {"samecurve.worker.rank_main", "samecurve.worker.data_workers"} <= modules
-    modules.remove(VERB_ENTRY_POINTS)  # the name of a group of entry points
     assert [name for name in sorted(modules) if not _is_there(name)] == []
     files = {
         file
@@ -47,7 +47,7 @@ def _is_there(module: str) -> bool:
     """As a module, a folder, or one of the names that the package itself gives."""
     if module.removeprefix("samecurve.") in samecurve.__all__:
         return True
-    path = PACKAGE.joinpath(*module.split(".")[1:])
+    path = SOURCES.joinpath(*module.split("."))
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 

@@ -29,10 +29,10 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
-from samecurve.simulation.cluster import Cluster, read_cluster
-from samecurve.simulation.forecast import plan_on_cluster
 from samecurve.tasks import entry_of
 from samecurve.tasks.timeseries.synthetic import write_files
+from samecurve_products.lab.simulation.cluster import Cluster, read_cluster
+from samecurve_products.lab.simulation.forecast import plan_on_cluster
 
 ROOT = Path(__file__).parents[2]
 CARDS = {24: "RTX4090", 40: "A100 40GB", 80: "H100"}  # GB of memory -> a card

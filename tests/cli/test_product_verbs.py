@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from commands import refused
 from samecurve.cli import main as cli_main
 from samecurve.cli.main import VERBS, all_verbs, cli, product_verbs
+from samecurve.core.entry_points import installed
 
 FILE = """
 import click
@@ -33,9 +34,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     lines = [f"{verb} = {place}" for verb, place in zip(verbs, places, strict=True)]
     (info / "entry_points.txt").write_text("\n".join(["[samecurve.verbs]", *lines]))
     monkeypatch.syspath_prepend(str(tmp_path))
-    product_verbs.cache_clear()
+    installed.cache_clear()
     yield
-    product_verbs.cache_clear()
+    installed.cache_clear()
     sys.modules.pop("greet_package", None)
 
 
@@ -47,7 +48,7 @@ def test_an_installed_package_brings_a_verb(
     assert CliRunner().invoke(cli, ["greet"]).output == "hello\n"
     assert "Trains nothing" in CliRunner().invoke(cli, ["plan", "--help"]).output  # ours stays
     said = refused(monkeypatch, capsys, "lost", cwd=tmp_path)
-    assert "the verb lost of the package greetings can't be loaded: " in said
+    assert "verb lost of the installed package greetings can't be loaded: " in said
     assert "remedy: install greetings again" in said
     said = refused(monkeypatch, capsys, "gret", cwd=tmp_path)
     assert "there is no verb gret; did you mean greet?" in said
@@ -57,7 +58,14 @@ def test_an_installed_package_brings_a_verb(
 def test_help_lists_a_verb_that_names_no_title_below_more(monkeypatch: pytest.MonkeyPatch) -> None:
     brought = {"greet": product_verbs()["greet"]}
     monkeypatch.setattr(cli_main, "product_verbs", lambda: brought)
-    assert "\nMore:\n  greet         Greet somebody.\n" in CliRunner().invoke(cli, ["-h"]).output
+    assert "\nMore:\n  greet     Greet somebody.\n" in CliRunner().invoke(cli, ["-h"]).output
+
+
+@pytest.mark.usefixtures("package")
+def test_help_tells_of_a_verb_that_can_not_be_loaded() -> None:
+    listed = CliRunner().invoke(cli, ["-h"])
+    assert listed.exit_code == 0
+    assert "lost          verb lost of the installed package greetings" in listed.output
 
 
 def test_a_verb_of_ours_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:

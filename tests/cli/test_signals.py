@@ -67,7 +67,7 @@ CASES = {
     "export": Case("export RUN --to out", _RENAME),
     "report": Case("report RUN --to rep", "pathlib:Path.replace"),
     "compare": Case(
-        "compare-runs RUN RUN", "samecurve.experiments.compare.compare_runs:_compare_steps"
+        "compare-runs RUN RUN", "samecurve_products.report.compare.compare_runs:_compare_steps"
     ),
     "convert": Case("convert old.yaml --to new.yaml", "os:link"),
     "har": Case("data har --synthetic set", _RENAME),

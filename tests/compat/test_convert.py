@@ -147,7 +147,7 @@ def test_a_diffusion_model_says_all_that_it_lacks_at_once(
         said(monkeypatch, capsys, "convert", "old.json", "--to", "new.yaml", cwd=home)
     assert left.value.code == 2
     shown = capsys.readouterr()
-    assert "wrote  new.yaml, which is refused until" in shown.out
+    assert "wrote  new.yaml, which is incomplete: " in shown.out
     assert 'remedy: "text_encoder": {"train": false} in the file' in shown.err
     assert "hf_abc" not in shown.out + shown.err + (home / "new.yaml").read_text()
 

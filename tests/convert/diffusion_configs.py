@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samecurve.convert import convert
-from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config import flatten
 from samecurve.core.config.document import parse, read_file
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
+from samecurve_products.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.tools import convert
 
 
 def read_values(value: Mapping[str, Any], folder: Path | None = None) -> ConvertedConfig:

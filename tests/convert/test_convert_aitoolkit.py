@@ -13,7 +13,7 @@ from diffusion_configs import (
     values_of,
 )
 
-from samecurve.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.converted_config import ConvertedConfig
 
 FLUX: dict[str, Any] = {
     "type": "sd_trainer",

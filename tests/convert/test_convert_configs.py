@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from samecurve.convert import convert
-from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import Document, dump, parse
 from samecurve.core.config.loading import load
 from samecurve.core.planning.schedule import choose_peak
 from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks
+from samecurve_products.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.tools import convert
 
 NANO = """\
 model: {name: nano, hidden_size: 384, num_layers: 8, num_heads: 6, kv_heads: null, \

@@ -7,8 +7,6 @@ import pytest
 import torch
 from transformers.optimization import get_scheduler
 
-from samecurve.convert import convert
-from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import dump, parse
 from samecurve.core.config.loading import LoadedConfig, load
 from samecurve.core.config.sections import Config
@@ -16,6 +14,8 @@ from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision
 from samecurve.core.planning.schedule import Schedule, choose_schedule
 from samecurve.tasks import Tasks
+from samecurve_products.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.tools import convert
 
 AXOLOTL: dict[str, Any] = {
     "base_model": "models/little-llama",

@@ -14,9 +14,9 @@ from diffusion_configs import (
     values_of,
 )
 
-from samecurve.convert import convert
-from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import parse
+from samecurve_products.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.tools import convert
 
 TRAIN = """\
 [model_arguments]

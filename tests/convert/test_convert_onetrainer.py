@@ -15,7 +15,7 @@ from diffusion_configs import (
     values_of,
 )
 
-from samecurve.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.converted_config import ConvertedConfig
 
 CONCEPT: dict[str, Any] = {
     "name": "birds",

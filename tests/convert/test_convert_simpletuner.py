@@ -14,7 +14,7 @@ from diffusion_configs import (
     values_of,
 )
 
-from samecurve.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.converted_config import ConvertedConfig
 
 CONFIG: dict[str, Any] = {
     "--model_type": "lora",

@@ -7,7 +7,7 @@ import pytest
 from diffusion_configs import loaded, read_values
 from onetrainer_presets import PRESETS, values_of_preset
 
-from samecurve.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.converted_config import ConvertedConfig
 
 _GONE = "(gone)"
 _FLUX = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from samecurve.cli.options import CONFIG_OPTIONS
-from samecurve.convert import convert
-from samecurve.convert.rules import _functions, _Interpreter, _read_table
 from samecurve.core.config.document import Document
+from samecurve_products.convert.rules import _functions, _Interpreter, _read_table
+from samecurve_products.convert.tools import convert
 
 TOOLS = ("aitoolkit", "axolotl", "kohya", "llamafactory", "onetrainer", "oxidizr", "simpletuner")
 SETTINGS = {"key", "value", "why", "remedy", "choices", "by", "compute", "field"} | {
@@ -88,7 +88,7 @@ def test_a_flag_that_a_remedy_names_settles_the_refusal(tool: str) -> None:
 
 
 def test_each_table_and_each_line_of_it_is_short() -> None:
-    for file in files("samecurve.convert").iterdir():
+    for file in files("samecurve_products.convert").iterdir():
         if file.name.endswith(".yaml"):
             lines = file.read_text(encoding="utf-8").splitlines()
             assert not [line for line in lines if len(line) > 100]
@@ -106,13 +106,14 @@ def test_a_conversion_changes_no_table() -> None:
 
 
 def test_a_config_of_ours_loads_no_table() -> None:
+    room = "samecurve_products.convert"
     code = (
-        "import sys; from samecurve.convert import convert;"
+        "import sys; from samecurve_products.convert.tools import convert;"
         "from samecurve.core.config.document import Document;"
         "assert convert(Document({'task': 'language', 'batch': {'samples': 4}})) is None;"
-        "print(sorted(name for name in sys.modules if name.startswith('samecurve.convert')))"
+        f"print(sorted(name for name in sys.modules if name.startswith('{room}')))"
     )
     printed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
-    assert printed.stdout.strip() == "['samecurve.convert']"
+    assert printed.stdout.strip() == f"['{room}', '{room}.tools']"

@@ -19,10 +19,10 @@ from samecurve.errors import UserError
 from samecurve.features.offload_frozen.host_blocks import host_blocks, offloaded_blocks
 from samecurve.observe.plan_text import banner
 from samecurve.run.preconditions import check_before_facts
-from samecurve.simulation.cluster import read_cluster
-from samecurve.simulation.forecast import compare_strategies, plan_on_cluster
-from samecurve.simulation.step_time import ASSUMED, step_cost
 from samecurve.tasks import Tasks
+from samecurve_products.lab.simulation.cluster import read_cluster
+from samecurve_products.lab.simulation.forecast import compare_strategies, plan_on_cluster
+from samecurve_products.lab.simulation.step_time import ASSUMED, step_cost
 
 GIB = 1 << 30
 BLOCK, PACKED = 1 << 20, 300 << 20  # numbers and packed bytes of a block

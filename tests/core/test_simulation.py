@@ -17,16 +17,16 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import device_spec, on_file, peak
 from samecurve.core.planning.planner import plan
 from samecurve.errors import SamecurveError, UserError
-from samecurve.simulation.cluster import read_cluster
-from samecurve.simulation.collectives import group, padded, seconds, traffic
-from samecurve.simulation.forecast import (
+from samecurve.tasks import Tasks
+from samecurve_products.lab.simulation.cluster import read_cluster
+from samecurve_products.lab.simulation.collectives import group, padded, seconds, traffic
+from samecurve_products.lab.simulation.forecast import (
     check_predictable,
     compare_strategies,
     plan_on_cluster,
     scaling_curves,
 )
-from samecurve.simulation.step_time import ASSUMED, Utilization, step_cost
-from samecurve.tasks import Tasks
+from samecurve_products.lab.simulation.step_time import ASSUMED, Utilization, step_cost
 
 GIB = 1 << 30
 BLOCK, OUTSIDE = 4096 * 4096, 32768 * 4096

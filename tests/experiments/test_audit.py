@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from commands import samecurve, write_config
 from samecurve.checkpoint import MANIFEST, hash_of, read_manifest
 from samecurve.errors import UserError
-from samecurve.experiments.audit.picks import MOST_STEPS, pick_at_random, pick_named
+from samecurve_products.lab.audit.picks import MOST_STEPS, pick_at_random, pick_named
 
 # the weights of one rank take a wrong step once, as after a bit that flipped in its memory
 FAULTY = """\

@@ -22,25 +22,25 @@ from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule, RankProfile, Step
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import RunError, UserError
-from samecurve.experiments.bench import bench
-from samecurve.experiments.bench.bench_collectives import (
-    COLLECTIVES,
-    RankGroup,
-    fit,
-    measure_curves,
-)
-from samecurve.experiments.bench.bench_page import bench_files
-from samecurve.experiments.bench.bench_results import Bench, LayoutPlan, LayoutResult, row_of
-from samecurve.experiments.bench.bench_text import as_json, line, notes, table
 from samecurve.experiments.layouts import Layout, bench_layouts, default_worlds, parse_worlds
 from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.profile.profile import plan_profile, run_profile
 from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.profile.profile_text import as_json as profile_json
-from samecurve.report.bench_blocks import Row, bench_blocks
 from samecurve.run.describe import describe
 from samecurve.torch_engine.profiling.collective_bench import time_collective
 from samecurve.worker.jobs.collectives_job import bus_factor
+from samecurve_products.lab.bench import bench
+from samecurve_products.lab.bench.bench_collectives import (
+    COLLECTIVES,
+    RankGroup,
+    fit,
+    measure_curves,
+)
+from samecurve_products.lab.bench.bench_page import bench_files
+from samecurve_products.lab.bench.bench_results import Bench, LayoutPlan, LayoutResult, row_of
+from samecurve_products.lab.bench.bench_text import as_json, line, notes, table
+from samecurve_products.report.bench_blocks import Row, bench_blocks
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 
@@ -456,7 +456,7 @@ def test_a_gpu_has_its_own_memory_and_clock(corpus: Path, tmp_path: Path) -> Non
 
 
 def test_collectives_need_two(corpus: Path) -> None:
-    from samecurve.experiments.bench.bench_collectives import bench_collectives
+    from samecurve_products.lab.bench.bench_collectives import bench_collectives
 
     with pytest.raises(UserError, match="nobody to pass values on to"):
         bench_collectives(tiny(corpus), worlds="1", to=None, as_json=True)

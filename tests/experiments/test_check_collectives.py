@@ -17,13 +17,13 @@ import nvml
 import samecurve
 from commands import until
 from samecurve.core.planning.machine import Device
-from samecurve.experiments.check.collectives import (
+from samecurve_products.doctor.collectives import (
     JOB,
     CollectiveResult,
     CollectiveTests,
     rounds,
 )
-from samecurve.experiments.check.trial import Trials
+from samecurve_products.doctor.trial import Trials
 from warm_commands import template
 
 MODULES = ("torch", "torch._dynamo", "samecurve.worker.jobs.check_job", "check_ranks")
@@ -145,7 +145,7 @@ ON_GPUS = """
 import sys
 from functools import partial
 from samecurve.cli.main import main
-from samecurve.experiments.check import run
+from samecurve_products.doctor import run
 facts = {"version": "2.13.0", "cuda": "13.0", "hip": None, "available": True, "nccl": "2.28.9",
          "names": ["H200", "H200"], "arches": [], "devices": "[CudaDevice(id=0)]", "gpus": 2}
 run._facts = lambda *_: facts
@@ -190,7 +190,7 @@ HANGING = """
 import sys
 from functools import partial
 from samecurve.cli.main import main
-from samecurve.experiments.check import run
+from samecurve_products.doctor import run
 run.CollectiveTests = partial(run.CollectiveTests, job="check_ranks:second_never_joins")
 sys.argv = ["samecurve", "check", "--limit", "{limit}"]
 main()

@@ -14,16 +14,16 @@ import pytest
 import nvml
 from commands import write_config
 from nvml import Gpu
-from samecurve.experiments.check import topology as paths
 from samecurve.probe.gpu_state import GpuState, counts_as_driver
+from samecurve_products.doctor import topology as paths
 
 # checks each scene that it reads, in one process
 PROGRAM = """
 import json, os, sys
 from dataclasses import astuple
 from pathlib import Path
-from samecurve.experiments.check.devices import check_devices, read_gpus
-from samecurve.experiments.check.topology import check_topology, read_paths
+from samecurve_products.doctor.devices import check_devices, read_gpus
+from samecurve_products.doctor.topology import check_topology, read_paths
 for scene in json.load(sys.stdin):
     os.environ["NVML_GPUS"] = scene["file"]
     for name, value in scene["variables"].items():

@@ -12,10 +12,10 @@ import pytest
 
 from commands import refused, samecurve
 from samecurve.core.planning.machine import NVIDIA, Device
-from samecurve.experiments.check import Check, failed, output, passed, software
-from samecurve.experiments.check.software import check_jax, check_python, check_torch
-from samecurve.experiments.check.system import Host, check_system
 from samecurve.probe import Gpus, engines
+from samecurve_products.doctor import Check, failed, output, passed, software
+from samecurve_products.doctor.software import check_jax, check_python, check_torch
+from samecurve_products.doctor.system import Host, check_system
 
 GPUS = Gpus(
     NVIDIA,
@@ -91,7 +91,7 @@ LIMITS = """
 import json, sys
 from dataclasses import astuple
 from pathlib import Path
-from samecurve.experiments.check.system import Host, check_system
+from samecurve_products.doctor.system import Host, check_system
 home = Path(sys.argv[1])
 for shm, runs in (("full", "locked"), ("small", "little")):
     host = Host(save_dir=home / runs / "runs", ranks=2, gpus=2, root=home, shared_memory=home / shm)

@@ -14,9 +14,9 @@ from samecurve.core.planning.fixed import Fixed
 from samecurve.core.protocols import ArrayShard
 from samecurve.core.system import write_json
 from samecurve.errors import UserError
-from samecurve.experiments.compare import compare_arrays
-from samecurve.experiments.compare.compare_arrays import compare_saved_arrays
-from samecurve.experiments.compare.compare_runs import Comparison, describe_comparison
+from samecurve_products.report.compare import compare_arrays
+from samecurve_products.report.compare.compare_arrays import compare_saved_arrays
+from samecurve_products.report.compare.compare_runs import Comparison, describe_comparison
 
 FIXED = Fixed(
     global_batch_size=4, micro_batch_size=4, seed=0, samples=9, fingerprint="", threads=1

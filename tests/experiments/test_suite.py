@@ -13,9 +13,9 @@ import slow
 from commands import refused, samecurve
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.experiments.bench import suite_text
-from samecurve.experiments.bench.suite import SUITES, SuiteRun, run_suite
 from samecurve.worker.jobs.profile_job import watch_rank
+from samecurve_products.lab.bench import suite_text
+from samecurve_products.lab.bench.suite import SUITES, SuiteRun, run_suite
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
 

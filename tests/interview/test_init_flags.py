@@ -14,12 +14,12 @@ from commands import refused, samecurve
 from samecurve.core.config.document import dump, parse, read_file
 from samecurve.core.config.json_schema import json_schema
 from samecurve.errors import UserError
-from samecurve.interview.answers import Answers
-from samecurve.interview.interview import NEEDED, interview, missing_flags
-from samecurve.interview.new_files import schema_line, write_files
-from samecurve.interview.planned import preset_document
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks
+from samecurve_products.init.answers import Answers
+from samecurve_products.init.interview import NEEDED, interview, missing_flags
+from samecurve_products.init.new_files import schema_line, write_files
+from samecurve_products.init.planned import preset_document
 
 ROOT = Path(__file__).parents[2]
 GIVEN = {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from commands import samecurve
-from samecurve.interview.answers import Answers
-from samecurve.interview.interview import interview
+from samecurve_products.init.answers import Answers
+from samecurve_products.init.interview import interview
 
 SCRIPT = Path(__file__).parents[2] / "scripts/start-multi-gpu.sh"
 

@@ -19,12 +19,12 @@ from samecurve.cli.main import main
 from samecurve.core.events import Event
 from samecurve.core.system.installation import install_command
 from samecurve.errors import RunError, UserError
-from samecurve.experiments.compare.compare_runs import bits_lines
 from samecurve.observe import append_event, line_of, read_events
-from samecurve.report.reading import read_run
-from samecurve.report.record import RunRecord
-from samecurve.report.summary import differences, outcome, summary
-from samecurve.report.write_report import write_report
+from samecurve_products.report.compare.compare_runs import bits_lines
+from samecurve_products.report.reading import read_run
+from samecurve_products.report.record import RunRecord
+from samecurve_products.report.summary import differences, outcome, summary
+from samecurve_products.report.write_report import write_report
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ import pytest
 from frozen_page import decoded
 from samecurve.core.events import Event
 from samecurve.observe import line_of
-from samecurve.report.columns import columns_of
-from samecurve.report.journal_reader import JournalReader
-from samecurve.report.record import EvenEvents
-from samecurve.report.steps import MAX_POINTS, Steps
+from samecurve_products.report.columns import columns_of
+from samecurve_products.report.journal_reader import JournalReader
+from samecurve_products.report.record import EvenEvents
+from samecurve_products.report.steps import MAX_POINTS, Steps
 
 
 def step_line(step: int, noise: random.Random, **more: Any) -> str:

@@ -10,8 +10,8 @@ import yaml
 
 from commands import refused, samecurve, write_config
 from samecurve.errors import RunError, UserError
-from samecurve.submit.engine import Submission, submit, write
-from samecurve.submit.job import checked_name
+from samecurve_products.submit.engine import Submission, submit, write
+from samecurve_products.submit.job import checked_name
 
 GPUS = ("--gpus-per-node", "8", "--no-plan", "--dry-run")
 CPUS = ("--gpus-per-node", "0", "--devices", "cpu:2", "--no-plan", "--dry-run")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from one_curve import check_one_curve
-from samecurve.convert import convert
-from samecurve.convert.converted_config import ConvertedConfig
 from samecurve.core.config.document import parse
 from samecurve.core.config.loading import load
 from samecurve.tasks import Tasks, open_task
+from samecurve_products.convert.converted_config import ConvertedConfig
+from samecurve_products.convert.tools import convert
 from worlds import Pool
 
 MODEL = (

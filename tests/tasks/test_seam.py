@@ -17,13 +17,14 @@ from samecurve.cli.main import cli
 from samecurve.core.config.document import Document, read_file
 from samecurve.core.config.json_schema import as_table
 from samecurve.core.config.loading import load
+from samecurve.core.entry_points import installed as installed_entries
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.launch.evaluate_run import evaluate
 from samecurve.observe import read_events
 from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
 from samecurve.run.weights.initial_weights import read_initial_weights
-from samecurve.tasks import Tasks, entry_of, installed
+from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.protocol import MEMBERS
 from starts import start, train
 from worlds import Pool
@@ -381,9 +382,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     lines = [f"{task} = kinds_entry:{entry}" for task, entry in points.items()]
     (info / "entry_points.txt").write_text("\n".join(["[samecurve.tasks]", *lines]))
     monkeypatch.syspath_prepend(str(tmp_path))
-    installed.cache_clear()
+    installed_entries.cache_clear()
     yield tmp_path
-    installed.cache_clear()
+    installed_entries.cache_clear()
     for name in files:
         sys.modules.pop(name, None)
 

@@ -20,14 +20,14 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samecurve.data.feed import Feed
-from samecurve.simulation.cluster import read_cluster
-from samecurve.simulation.collectives import traffic
-from samecurve.simulation.forecast import plan_on_cluster
 from samecurve.tasks import open_task
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.torch_engine.strategies.sharded import passes
 from samecurve.torch_engine.strategies.sharded.order import GatherOrder
+from samecurve_products.lab.simulation.cluster import read_cluster
+from samecurve_products.lab.simulation.collectives import traffic
+from samecurve_products.lab.simulation.forecast import plan_on_cluster
 from tiny import config_of, tiny_values
 
 # operation -> (which argument is the whole buffer, its kind)

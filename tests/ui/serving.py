@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from samecurve.ui.app import make_app
-from samecurve.ui.guard import Guard
-from samecurve.ui.hosts import listen, own_names
-from samecurve.ui.roots import Root
-from samecurve.ui.serve import server_config
-from samecurve.ui.session import Session
-from samecurve.ui.site import Site
+from samecurve_products.page.app import make_app
+from samecurve_products.page.guard import Guard
+from samecurve_products.page.hosts import listen, own_names
+from samecurve_products.page.roots import Root
+from samecurve_products.page.serve import server_config
+from samecurve_products.page.session import Session
+from samecurve_products.page.site import Site
 
 OLD_RUN = Path(__file__).parents[1] / "compat" / "old_run" / "run"
 _PLAN = json.loads((OLD_RUN / "plan.json").read_text())

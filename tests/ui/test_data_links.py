@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from samecurve.errors import UserError
-from samecurve.ui.form.links import check_links
-from samecurve.ui.form.places import Roots, check_places
-from samecurve.ui.form.plan_worker import PlanRefusedError
-from samecurve.ui.form_routes import _data
+from samecurve_products.page.form.links import check_links
+from samecurve_products.page.form.places import Roots, check_places
+from samecurve_products.page.form.plan_worker import PlanRefusedError
+from samecurve_products.page.form_routes import _data
 
 SECRET = "a text that lies outside of the page's folders\n" * 60
 TEXT = "1 2 3 4 5 6 7 8 9\n" * 200

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 from serving import make_run, planned, serving, step
 
-from samecurve.cli.queue import queue as verbs
 from samecurve.errors import UserError
 from samecurve.processes import Call, output_of, python_module
 from samecurve.run.directory.attempt import _commit
-from samecurve.ui.form.answers import Answers, RefusedError
-from samecurve.ui.form.places import Roots
-from samecurve.ui.jobs import marks
-from samecurve.ui.jobs.busy import Devices
-from samecurve.ui.jobs.job import Job
-from samecurve.ui.jobs.queue import NewJob, Queue, job_rows
-from samecurve.ui.jobs.work import work, working
+from samecurve_products.page.form.answers import Answers, RefusedError
+from samecurve_products.page.form.places import Roots
+from samecurve_products.page.jobs import marks
+from samecurve_products.page.jobs.busy import Devices
+from samecurve_products.page.jobs.job import Job
+from samecurve_products.page.jobs.queue import NewJob, Queue, job_rows
+from samecurve_products.page.jobs.work import work, working
+from samecurve_products.page.queue_verb import queue as verbs
 
 NO_RUNS = Devices(list)
 
@@ -97,7 +97,9 @@ def test_no_folder_of_a_queue_starts_a_received_job(tmp_path: Path, folder: str)
     assert Queue(queue).start_next(NO_RUNS) == []
     Queue(queue).settle()
     # the process beside a job, which starts the command, looks too
-    done = output_of(Call("samecurve.ui.jobs.shepherd", (str(path),)).command, seconds=60)
+    done = output_of(
+        Call("samecurve_products.page.jobs.shepherd", (str(path),)).command, seconds=60
+    )
     assert done.returncode == 1
     time.sleep(0.1)
     assert not (tmp_path / "was-run").exists()

@@ -23,10 +23,10 @@ from samecurve.core.config.loading import load
 from samecurve.errors import UserError
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in
-from samecurve.ui.form.fields import FormFields, form_fields
-from samecurve.ui.form.plan_worker import PlanRefusedError, PlanWorker
-from samecurve.ui.form.values import apply_values, read_values, shown_values
-from samecurve.ui.form.written import check_name
+from samecurve_products.page.form.fields import FormFields, form_fields
+from samecurve_products.page.form.plan_worker import PlanRefusedError, PlanWorker
+from samecurve_products.page.form.values import apply_values, read_values, shown_values
+from samecurve_products.page.form.written import check_name
 
 SOURCE = Path(__file__).parents[2]
 SMALL = {"kind": "preset", "id": "small-language-model"}

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from serving import serving
 
-from samecurve.cli.queue import queue as verbs
 from samecurve.errors import UserError
 from samecurve.run.directory import Run
-from samecurve.ui.jobs.busy import Devices
-from samecurve.ui.jobs.desk import Desk, JobCommand
-from samecurve.ui.jobs.processes import ProcessName
-from samecurve.ui.jobs.queue import NewJob, Queue, job_rows
-from samecurve.ui.roots import Catalogue, Root
+from samecurve_products.page.jobs.busy import Devices
+from samecurve_products.page.jobs.desk import Desk, JobCommand
+from samecurve_products.page.jobs.processes import ProcessName
+from samecurve_products.page.jobs.queue import NewJob, Queue, job_rows
+from samecurve_products.page.queue_verb import queue as verbs
+from samecurve_products.page.roots import Catalogue, Root
 
 NO_RUNS = Devices(list)
 

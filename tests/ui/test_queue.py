@@ -19,13 +19,13 @@ from commands import samecurve, write_config
 from samecurve.cli.main import cli
 from samecurve.errors import UserError
 from samecurve.run.directory import Lock, Run
-from samecurve.ui.jobs.busy import Devices, device_words, devices_of, runs_below
-from samecurve.ui.jobs.desk import Desk, JobCommand
-from samecurve.ui.jobs.job import Folder, Job
-from samecurve.ui.jobs.processes import ProcessName
-from samecurve.ui.jobs.queue import NewJob, Queue, job_rows
-from samecurve.ui.jobs.work import WorkerThread, has_worker, work, working
-from samecurve.ui.roots import Catalogue, Root
+from samecurve_products.page.jobs.busy import Devices, device_words, devices_of, runs_below
+from samecurve_products.page.jobs.desk import Desk, JobCommand
+from samecurve_products.page.jobs.job import Folder, Job
+from samecurve_products.page.jobs.processes import ProcessName
+from samecurve_products.page.jobs.queue import NewJob, Queue, job_rows
+from samecurve_products.page.jobs.work import WorkerThread, has_worker, work, working
+from samecurve_products.page.roots import Catalogue, Root
 
 CPU = ("cpu",)
 NO_RUNS = Devices(list)
@@ -218,9 +218,9 @@ def test_a_worker_that_is_killed_loses_no_job(queue: Queue, tmp_path: Path) -> N
     queue.add(new(tmp_path, "second", f"assert __import__('os').path.exists({str(go)!r})"))
     code = (
         "from pathlib import Path\n"
-        "from samecurve.ui.jobs.busy import Devices\n"
-        "from samecurve.ui.jobs.queue import Queue\n"
-        "from samecurve.ui.jobs.work import work, working\n"
+        "from samecurve_products.page.jobs.busy import Devices\n"
+        "from samecurve_products.page.jobs.queue import Queue\n"
+        "from samecurve_products.page.jobs.work import work, working\n"
         f"queue = Queue(Path({str(queue.home)!r}))\n"
         "with working(queue, 'the first worker'):\n"
         "    work(queue, Devices(list), forever=True)\n"

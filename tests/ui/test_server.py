@@ -18,17 +18,17 @@ import psutil
 import pytest
 from serving import BEGAN, append, locked, make_run, planned, serving, step
 
-from samecurve.cli.ui import ui
 from samecurve.core.events import Event
 from samecurve.errors import UserError
 from samecurve.observe import append_event
 from samecurve.run.directory import Run
-from samecurve.ui import indexer
-from samecurve.ui.errors import RefusedError
-from samecurve.ui.journal_tail import live_attempt, read_tail
-from samecurve.ui.kill import kill
-from samecurve.ui.lock_file import launcher
-from samecurve.ui.logs import LINES
+from samecurve_products.page import indexer
+from samecurve_products.page.errors import RefusedError
+from samecurve_products.page.journal_tail import live_attempt, read_tail
+from samecurve_products.page.kill import kill
+from samecurve_products.page.lock_file import launcher
+from samecurve_products.page.logs import LINES
+from samecurve_products.page.ui_verb import ui
 
 END = {"seconds": 12.0, "loss": 1.5, "goodput": 0.9, "steps": 3, "memory_bytes_by_device": [1]}
 
@@ -230,7 +230,7 @@ def test_pictures(tmp_path: Path) -> None:
 def long_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run whose journal counts as long."""
     monkeypatch.setattr(indexer, "LONG", 1 << 18)
-    monkeypatch.setattr("samecurve.ui.run_pages.LONG", 1 << 18)
+    monkeypatch.setattr("samecurve_products.page.run_pages.LONG", 1 << 18)
     return make_run(tmp_path / "long", planned(), *map(step, range(1, 5001)), steps=5000)
 
 
@@ -407,7 +407,7 @@ def test_kill_ends_a_launcher_that_does_not_listen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = make_run(tmp_path / "a", planned(), step(1))
-    monkeypatch.setattr("samecurve.ui.kill._PATIENCE", 0.5)
+    monkeypatch.setattr("samecurve_products.page.kill._PATIENCE", 0.5)
     with launched(home, "deaf") as process:
         kill(Run(home))
         assert process.wait(10) == -signal.SIGKILL
@@ -483,7 +483,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_imports() -> None:
     """The server imports no engine and no library that draws."""
     heavy = "{'torch', 'jax', 'matplotlib', 'transformers', 'PIL', 'pandas'}"
-    code = f"import sys, samecurve.ui.serve; sys.exit(str({heavy} & set(sys.modules)))"
+    code = f"import sys, samecurve_products.page.serve; sys.exit(str({heavy} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60
     )

@@ -11,7 +11,7 @@ from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.planner import plan
 from samecurve.run.prepare import make_plan
 from samecurve.tasks import Tasks
-from samecurve.ui.form.worlds import find_measured, world_blocks
+from samecurve_products.page.form.worlds import find_measured, world_blocks
 
 
 def test_speed_on_more_devices_is_predicted_or_measured(tmp_path: Path, corpus: Path) -> None:

@@ -13,8 +13,8 @@ from samecurve.api.process import Progress, error_of, run_verb
 from samecurve.api.results import Run as Run
 from samecurve.api.results import Verified as Verified
 from samecurve.cli.load_config import load_config, measure_before, probe_facts
+from samecurve.cli.other_machine import request_of
 from samecurve.core.planning.plan import Plan
-from samecurve.experiments.machine import predict, read_request
 from samecurve.run.prepare import make_plan
 from samecurve.storage.url import is_url, parse_url, run_home
 
@@ -30,12 +30,10 @@ def plan(
     UserError: anything that can't be honoured.
     """
     with command_line("plan", task, config, flags) as (_, options):
-        request = read_request(
-            options["machine"], options["mfu"], options["bench"], options["chart"]
-        )
+        request = request_of(options["machine"], options["mfu"], options["bench"], options["chart"])
         loaded = load_config(options, say=False)
         if request:
-            return predict(loaded, request).plan_or_refuse
+            return request.predict(loaded).plan_or_refuse
         facts = probe_facts(loaded) if options["probe_batch"] else None
         accepted_plan, _ = make_plan(loaded, facts, measure_before())
         return accepted_plan

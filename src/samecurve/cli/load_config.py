@@ -17,7 +17,7 @@ from samecurve.terminal import echo
 from samecurve.units import counted
 
 if TYPE_CHECKING:
-    from samecurve.convert.converted_config import ConvertedConfig
+    from samecurve.cli.importers import ImportedConfig
     from samecurve.core.config.document import Document
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.core.config.sections import Config
@@ -86,7 +86,7 @@ def _apply_settings(document: "Document", flags: Flags) -> None:
         document.set(key, value, f"--set {key}")
 
 
-def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig | None]":
+def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ImportedConfig | None]":
     """The file's document in our words, and its conversion if it is another tool's config."""
     from samecurve.core.config.document import Document, read_file
     from samecurve.tasks.user_class import find_pickled_class
@@ -97,9 +97,10 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ConvertedConfig 
     find_pickled_class(document, file.parent)
     if "task" in document.value:  # no other tool's config has one
         return document, None
-    from samecurve.convert import convert
+    from samecurve.cli.importers import importer_of
 
-    converted = convert(document, file.parent)
+    importer = importer_of(document)
+    converted = importer.convert(document, file.parent) if importer else None
     if converted is None:
         return document, None
     if loud:
@@ -199,7 +200,7 @@ def let_task_win(document: "Document") -> str | None:
 
     Returns a note for the user, if something was left out.
     """
-    from samecurve.convert.converted_config import NOT_IN_THE_FILE
+    from samecurve.cli.importers import NOT_IN_THE_FILE
 
     origin = document.origin_of(("train", "recompute"))
     named = document.origin_of(("task",)).startswith("--")

@@ -14,7 +14,6 @@ import sys
 import traceback
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from importlib.metadata import EntryPoint
 
-VERB_ENTRY_POINTS = "samecurve.verbs"  # the group by which an installed package brings a verb
 _VERB = re.compile(r'"""`samecurve ([\w-]+)`\."""')  # the first line of a verb's file
 
 
@@ -44,19 +42,18 @@ VERBS = {
 
 
 def all_verbs() -> list[str]:
-    """The names of our verbs and of those that installed packages bring, in alphabetical order."""
+    """The verbs of the kernel and those that installed packages bring, in alphabetical order."""
     return sorted({*VERBS, *product_verbs()})
 
 
-@cache
 def product_verbs() -> "Mapping[str, EntryPoint]":
     """The entry points of verbs that installed packages bring, by name. None replaces one of ours.
 
-    They are looked for where a verb is none of ours, or where all verbs are listed.
+    They are looked for where a verb is none of the kernel's, or where all verbs are listed.
     """
-    from importlib.metadata import entry_points
+    from samecurve.core.entry_points import installed
 
-    return {point.name: point for point in entry_points(group=VERB_ENTRY_POINTS)}
+    return installed("verbs")
 
 
 def find_verb(name: str) -> click.Command:
@@ -65,21 +62,11 @@ def find_verb(name: str) -> click.Command:
         file = VERBS[name]
         command = getattr(import_module(f"samecurve.cli.{file}"), file)
     else:
-        command = _load_verb(product_verbs()[name])
+        from samecurve.core.entry_points import load
+
+        command = load(product_verbs()[name], "verb")
     assert isinstance(command, click.Command)
     return command
-
-
-def _load_verb(point: "EntryPoint") -> object:
-    try:
-        return point.load()
-    except (ImportError, AttributeError) as error:
-        package = point.dist.name if point.dist else point.module
-        raise UserError(
-            f"the verb {point.name} of the package {package} can't be loaded: {error}",
-            f"install {package} again, in a version for samecurve {__version__}; or uninstall it",
-            point.name,
-        ) from error
 
 
 class Verbs(VerbGroup):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from samecurve.cli.importers import importer_of
 from samecurve.cli.options import Flags, Typed
-from samecurve.convert import tool_of
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import feature_of, task_needed
 from samecurve.core.system.installation import checkout
@@ -95,4 +95,4 @@ def _is_config(path: Path) -> bool:
         document = read_file(path)
     except UserError:  # not text, or not a mapping: nothing to offer
         return False
-    return "batch" in document.value or tool_of(document) is not None
+    return "batch" in document.value or importer_of(document) is not None

@@ -100,7 +100,13 @@ class VerbGroup(GroupedVerb, click.Group):
         width = max(map(len, names), default=0)  # of all titles alike
         rows: dict[str, list[tuple[str, str]]] = {title: [] for title in HELP_GROUPS}
         for name in names:
-            verb = self.get_command(ctx, name)
+            try:
+                verb = self.get_command(ctx, name)
+            except UserError as error:  # the package that brings it is broken
+                rows.setdefault(self.other_verbs, []).append(
+                    (name.ljust(width), f"{error.cause}; {error.remedy}")
+                )
+                continue
             if verb is not None and not verb.hidden:
                 title = getattr(verb, "help_group", "") or self.other_verbs
                 row = (name.ljust(width), verb.get_short_help_str(_WHOLE))

@@ -13,12 +13,13 @@ from samecurve.cli.options import (
     init_from_option,
     probe_option,
 )
+from samecurve.cli.other_machine import request_of
 from samecurve.terminal import echo
 
 if TYPE_CHECKING:
+    from samecurve.cli.other_machine import PredictionRequest
     from samecurve.core.config.loading import LoadedConfig
     from samecurve.core.planning.facts import Facts
-    from samecurve.experiments.machine import PredictionRequest
     from samecurve.storage.url import ObjectUrl
 
 
@@ -72,9 +73,7 @@ def plan(
         raise click.UsageError("--init-from looks at weights here; --machine plans for another")
     if keys and as_json:
         raise click.UsageError("--keys is a table, and --json has no tables: leave one out")
-    from samecurve.experiments.machine import read_request
-
-    other_machine = read_request(machine, mfu, bench, chart)
+    other_machine = request_of(machine, mfu, bench, chart)
     loaded = load_config(flags, say=not as_json)
     if other_machine:
         _plan_machine(loaded, other_machine, as_json=as_json, keys=keys)
@@ -144,10 +143,9 @@ def _plan_machine(
     A plan that is refused ends the verb as it would end train, once all that would be served is
     shown.
     """
-    from samecurve.experiments.machine import predict
     from samecurve.observe.plan_table import table
 
-    prediction = predict(loaded, request)
+    prediction = request.predict(loaded)
     plan, formulas = prediction.plan, prediction.facts.formulas
     if as_json:
         values = {

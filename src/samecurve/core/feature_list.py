@@ -12,13 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from samecurve.errors import UserError
 
-ENTRY_POINTS = "samecurve.features"  # the group under which an installed package names a feature
 _OURS = "samecurve.features."
 _OPTIMIZERS = "optimizers"  # the folder of the config's optimizers beside adamw and sgd
 _HOME = Path(__file__).parents[1] / "features"
@@ -122,8 +120,11 @@ def listed_and_installed() -> tuple[ListedFeature, ...]:
 
     UserError: another package's feature can't be loaded, or has the name of one of ours.
     """
+    from samecurve.core.entry_points import installed, load
+
     ours = listed()
-    others = [_installed_row(point) for point in entry_points(group=ENTRY_POINTS)]
+    points = installed("features").values()
+    others = [load(point, "feature", lambda point: _row_of(point.value)) for point in points]
     names = {row.name for row in ours}
     for row in others:
         if row.name in names:
@@ -242,18 +243,6 @@ def _beyond_defaults(row: ListedFeature) -> dict[str, Any]:
         and values[known.name]
         != (known.default if known.default_factory is MISSING else known.default_factory())
     }
-
-
-def _installed_row(point: EntryPoint) -> ListedFeature:
-    try:
-        return _row_of(point.value)
-    except Exception as error:  # whatever that package's code raises
-        package = point.dist.name if point.dist else point.value
-        raise UserError(
-            f"feature {point.name} of the installed package {package} can't be loaded:"
-            f" {type(error).__name__}: {error}",
-            f"install {package} again, or uninstall it",
-        ) from error
 
 
 def _row_of(place: str) -> ListedFeature:

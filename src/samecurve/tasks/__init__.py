@@ -10,7 +10,6 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,10 @@ from samecurve.core.system.cache import cache_home
 from samecurve.errors import UserError
 from samecurve.tasks.user_class import Place, is_pickled, place_of
 
-if TYPE_CHECKING:  # numpy is not imported for a config error
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    # numpy is not imported for a config error
     from samecurve.core.planning.facts import Facts
     from samecurve.tasks.adapter import TaskAdapter
 
@@ -305,9 +307,6 @@ def open_task(config: Config, cache: Path | str) -> "TaskAdapter":
     return entry_of(config.task).open(config, cache)
 
 
-ENTRY_POINTS = "samecurve.tasks"  # the group under which an installed package names its entry
-
-
 @functools.cache
 def built_in() -> Mapping[str, str]:
     """Our tasks by name, each with its package: a folder beside this file that has an ENTRY.
@@ -368,24 +367,19 @@ def entry_of(task: str) -> TaskEntry:
     return entry
 
 
-@functools.cache
-def installed() -> Mapping[str, EntryPoint]:
+def installed() -> "Mapping[str, EntryPoint]":
     """The tasks that installed packages register, by name."""
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    from samecurve.core.entry_points import installed as installed_entries
+
+    return installed_entries("tasks")
 
 
-def _load_installed(task: str, point: EntryPoint) -> object:
-    package = point.dist.name if point.dist else point.value
-    try:
-        entry = point.load()
-    except Exception as error:  # whatever that package's code raises
-        raise UserError(
-            f"task {task} of the installed package {package} can't be loaded:"
-            f" {type(error).__name__}: {error}",
-            f"install {package} again, or correct {point.value}",
-            "task",
-        ) from error
+def _load_installed(task: str, point: "EntryPoint") -> object:
+    from samecurve.core.entry_points import load
+
+    entry = load(point, "task")
     if not isinstance(entry, TaskEntry):
+        package = point.dist.name if point.dist else point.value
         raise UserError(
             f"task {task} of the installed package {package}: {point.value} is"
             f" {type(entry).__name__}, not a samecurve.TaskEntry",

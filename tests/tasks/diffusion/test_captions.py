@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from picture_sets import data_of, noise, opened, pictures_of, quietly, refusal, write_folder
 
-from samecurve.convert import convert
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.tasks import Tasks
@@ -18,6 +17,7 @@ from samecurve.tasks.diffusion.data.picture_set import open_pictures
 from samecurve.tasks.diffusion.data.source import PixelRows
 from samecurve.tasks.diffusion.data.views import Views
 from samecurve.tasks.diffusion.sections import DiffusionData
+from samecurve_products.convert.tools import convert
 
 RED = noise(16, 16, 1)
 

@@ -1,0 +1,46 @@
+"""What installed packages bring: the entry points of a group, and how one of them is loaded.
+
+Our products come in the same way. No other package replaces one of ours.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from samecurve.errors import UserError
+
+_OURS = "samecurve"  # the distribution
+
+
+@cache
+def installed(kind: str) -> Mapping[str, EntryPoint]:
+    """The entry points of the group `samecurve.KIND` by name.
+
+    kind: tasks, features, verbs, importers or predictors. Finding them takes some milliseconds
+    """
+    points = sorted(entry_points(group=f"samecurve.{kind}"), key=_is_ours)
+    return {point.name: point for point in points}
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == _OURS
+
+
+def load(point: EntryPoint, what: str, by: Callable[[EntryPoint], Any] = EntryPoint.load) -> Any:
+    """Load what an entry point names.
+
+    what: the kind of thing, for the error, such as `task`
+    by: how the thing is loaded
+
+    UserError: the package raises an exception, or lacks the name.
+    """
+    try:
+        return by(point)
+    except Exception as error:  # whatever that package's code raises
+        package = point.dist.name if point.dist else point.value
+        raise UserError(
+            f"{what} {point.name} of the installed package {package} can't be loaded:"
+            f" {type(error).__name__}: {error}",
+            f"install {package} again, correct {point.value}, or uninstall the package",
+        ) from error
