@@ -1,4 +1,4 @@
-# An image for each kind of device (docs/docker.md):
+# An image for each kind of device (docs/machines.md):
 #   docker build -t samecurve:cuda .
 #   docker build -t samecurve:cpu --build-arg TORCH_INDEX=ADDRESS .    the index of torch's CPU builds
 #   docker build -t samecurve:rocm --build-arg BASE=rocm/pytorch .     this base brings its torch

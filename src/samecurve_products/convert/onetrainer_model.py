@@ -154,7 +154,7 @@ def layers(foreign: ForeignConfig) -> None:
         for name in names:
             foreign.ignore(name, "all layers are trained")
     elif is_regex:
-        remedy = "optimizer.groups, whose patterns are those of a shell (docs/groups.md)"
+        remedy = "optimizer.groups, whose patterns are those of a shell (docs/optimizers.md)"
         for name in names:
             foreign.refuse(name, "is a regular expression", remedy, "optimizer.groups")
     else:
