@@ -18,13 +18,12 @@ Result = Mapping[str, Any]
 _HEAD = """\
 # Benchmarks
 
-This page compares Samecurve with plain PyTorch and JAX loops and with other trainers: loss \
-curves, time of a step, start, saving, reading data. Read it to see what Samecurve costs or \
-saves, and how that was measured. To measure your own model on your own devices, use [`samecurve \
-bench`](bench.md).
+This page says what Samecurve costs or saves beside plain PyTorch and JAX loops and beside other \
+trainers. To measure your own model on your own devices, use [`samecurve bench`](bench.md).
 
 Each section names its script. To repeat a measurement, install the other trainers and run the \
-script; it prints its table and writes a result file. Then make this page again:
+script: it prints its table and writes a result file. The last command makes this page from the \
+result files:
 
 ```
 $ pip install -e '.[bench]'
@@ -32,33 +31,64 @@ $ python -m benchmarks.start  # needs a checkout
 $ python -m benchmarks.page  # needs a checkout
 ```
 
-How to read the tables:
-
-- The sides of one table took turns in one run on one machine. The machines are small and shared, \
-so ratios are more reliable than absolute times.
-- A figure is the median over `n` turns. "least and most" is the range over the turns.
-- A difference or a ratio is taken within each turn, and its median is shown. So two columns of \
-times don't subtract or divide to a third column.
-- `python -m benchmarks.page` makes the page from `benchmarks/results/`; nothing is written by \
-hand."""
+- The sides of a table took turns in one run on a small, shared machine. Ratios are more reliable \
+than times.
+- A figure is the median over `n` turns; "least and most" is their range. Differences and ratios \
+are taken within each turn, so two columns of times don't divide to a third."""
 
 _PUBLISHED = """\
-This table compares predictions of [`samecurve plan \
---machine`](plan.md#a-machine-one-doesnt-have) with throughput that others have published. \
-Nothing of ours ran on these machines. The assumed MFU causes most of the error. In the column \
-before the last, the MFU is fitted to the first row of each family, so its other rows show the \
-error of the model of the collectives alone: predictions are 2 to 10 % too fast at 128 to 512 \
-devices. That model leaves out stragglers, contention for the GPU, and NCCL's later algorithms. \
-Script: `benchmarks/published.py`."""
+[`samecurve plan --machine`](plan.md) predicts throughput. This table compares predictions with \
+figures that others have published; nothing of ours ran on these machines. The assumed MFU causes \
+most of the error. The last ratio fits the MFU to the first row of each family, so the other rows \
+show the error of the model of collectives: predictions are 2 to 10 % too fast at 128 to 512 \
+devices. Script: `benchmarks/published.py`."""
+
+_SMALLER = """\
+Each of these was measured once or in a few turns on the CPU, and has no result file.
+
+| what | result |
+| --- | ---: |
+| `--compile`, forward and backward of `models/tiny.yaml`, one thread | 0.87 of the time |
+| the language head that holds [some rows of logits](speed.md#the-loss), 16,000 words | 0.684 of \
+the time; 249 instead of 549 MB |
+| fsdp beside ddp on two ranks, 26M parameters | 277 instead of 440 MiB |
+| the same with 65M parameters | 597 instead of 1050 MiB |
+| `--balance measured`, one of two ranks three times slower | 16.7 instead of 31.3 s |
+| `--compress bf16`, `fp16`, `powersgd`: largest relative difference of a loss in 60 steps | \
+3.9e-5, 1.3e-5, 3.1e-2 |
+| jax, two steps of a small decoder: first start, then from the cache | 8.4 s, 5.9 s |"""
+
+_ON_GPU = """\
+The scripts for one GPU exist; nobody has run them yet:
+
+```
+python -m benchmarks.gpu                             # needs a GPU: the 124M model
+python -m benchmarks.gpu --config models/large.yaml  # needs a GPU: 1B
+python -m benchmarks.golden                          # needs a GPU: only the golden losses
+```
+
+Samecurve, a plain loop like nanoGPT's, HF Trainer and Accelerate train the same model in turn, in \
+bf16 with compile. The script prints tokens per second, MFU, memory, and where the time of a step \
+went. `--micro 8` limits the microbatch of every side. `--sides samecurve,samecurve-fp8` compares \
+eight bits. A side that fails is left out with its reason.
+
+Before that, ten small configs are trained for six steps each, and their losses are compared with \
+the golden losses of `benchmarks/golden.json` (`--no-golden` leaves this out)."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: a title, an introduction, and tables of its result files."""
+    """A section of the page: a title, an introduction, and tables of its result files.
+
+    short: what the page shows instead of the tables
+    shown_in: the kind whose section has these figures too; then they have no section of their own
+    """
 
     title: str
     introduction: str
     tables: Callable[[Result], str]
+    short: Callable[[Result], str] | None = None
+    shown_in: str = ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -176,17 +206,22 @@ def data(found: Result) -> str:
 
 
 def exact(found: Result) -> str:
-    rows = [
-        [
-            f"{world}, {mode.replace('slots', 'microbatches')}",  # as result files call them
-            f"{statistics.median(times) * 1e3:.0f}",
-            f"{paired(of['seconds']['exact'], times, lambda a, b: a / b):.3f}",
-            f"{of['peak_bytes'][mode] / 2**20:.0f}",
-        ]
-        for world, of in found["worlds"].items()
-        for mode, times in of["seconds"].items()
-    ]
-    return table(["ranks or layout, mode", "ms a step", "exact beside it", "MiB at most"], rows)
+    rows = []
+    for world, of in found["worlds"].items():
+        seconds, peak = of["seconds"], of["peak_bytes"]
+        others = [mode for mode in seconds if mode != "exact"]
+        ratios = [paired(seconds["exact"], seconds[mode], lambda a, b: a / b) for mode in others]
+        rows.append(
+            [
+                world,
+                f"{statistics.median(seconds['exact']) * 1e3:.0f}",
+                *(f"{ratio:.3f}" for ratio in ratios),
+                *(f"{peak[mode] / 2**20:.0f}" for mode in ("exact", *others)),
+            ]
+        )
+    modes = [mode.replace("slots", "microbatches") for mode in others]  # as result files call them
+    head = ["layout", "exact, ms a step", *(f"beside {mode}" for mode in modes)]
+    return table([*head, "MiB at most", *(f"MiB, {mode}" for mode in modes)], rows)
 
 
 def sentinel(found: Result) -> str:
@@ -221,21 +256,47 @@ def exact_cost(found: Result) -> str:
             name,
             f"{statistics.median(of['seconds']['whole batches']) * 1e3:.1f}",
             f"{of['ratio']:.3f}",
-            _span(
-                [
-                    a / b
-                    for a, b in zip(
-                        of["seconds"]["exact"], of["seconds"]["whole batches"], strict=True
-                    )
-                ],
-                ".2f",
-            ),
-            f"{of['flops_per_sample'] * of['microbatch'] / of['least_work']:.2f}",
+            _span(_exact_over_whole(of), ".2f"),
+            _work(of),
         ]
         for name, of in found["models"].items()
     ]
     head = ["model, microbatch", "ms a step", "exact beside it", "least and most", "work"]
     return table(head, rows)
+
+
+def exact_cost_of_all(found: Result) -> str:
+    """The ratios of each model, with columns for the compiled runs and for engine jax."""
+    variants = {
+        label: _read(path)["models"]
+        for label, kind in (("compiled", "compiled-cost-of-exact"), ("JAX", "jax-cost-of-exact"))
+        for path in RESULTS.glob(f"{kind}-*.json")
+    }
+    rows = [
+        [
+            name,
+            f"{of['ratio']:.3f}",
+            _span(_exact_over_whole(of), ".2f"),
+            _work(of),
+            *(
+                f"{models[name]['ratio']:.3f} ({_work(models[name])})" if name in models else ""
+                for models in variants.values()
+            ),
+        ]
+        for name, of in found["models"].items()
+    ]
+    head = ["model, microbatch", "exact beside whole batches", "least and most", "work"]
+    return table([*head, *variants], rows)
+
+
+def _exact_over_whole(of: Result) -> list[float]:
+    seconds = of["seconds"]
+    return [a / b for a, b in zip(seconds["exact"], seconds["whole batches"], strict=True)]
+
+
+def _work(of: Result) -> str:
+    """The work of a microbatch, as a multiple of the least that `auto` asks for."""
+    return f"{of['flops_per_sample'] * of['microbatch'] / of['least_work']:.2f}"
 
 
 def jax_step(found: Result) -> str:
@@ -251,6 +312,12 @@ def jax_step(found: Result) -> str:
     return table(["model", "ours, ms a step", "raw optax loop, ms", "ours beside it"], rows)
 
 
+def jax_step_range(found: Result) -> str:
+    of_sizes = [of for of in found.values() if isinstance(of, Mapping) and "ratio" in of]
+    ratios = _span([of["ratio"] for of in of_sizes], ".3f")
+    return f"{ratios} times the plain loop, over {len(of_sizes)} models."
+
+
 def dropout(found: Result) -> str:
     rows = [
         [
@@ -262,6 +329,14 @@ def dropout(found: Result) -> str:
     return table(
         ["model", "beside none", "beside one fixed mask", "beside torch's own dropout"], rows
     )
+
+
+def dropout_range(found: Result) -> str:
+    none, native = (
+        _span([row["keyed_over"][side] for row in found["rows"]], ".3f")
+        for side in ("none", "native")
+    )
+    return f"{native} times torch's own dropout; {none} times no dropout."
 
 
 def strategies(found: Result) -> str:
@@ -332,7 +407,7 @@ def web_page(found: Result) -> str:
     watched = found["watched"]
     return (
         table([*head, "server's CPU, ms", "server's memory, MiB"], rows)
-        + f"\n\n{watched['tabs']} tabs watched the longer run go on for {watched['seconds']:.0f}"
+        + f"\n\n{watched['tabs']} tabs watched the longer run for {watched['seconds']:.0f}"
         f" s: {watched['requests'] / watched['seconds']:.0f} requests a second, an answer in"
         f" {watched['answer_ms_median']:.0f} ms (99 of 100 in {watched['answer_ms_99']:.0f} ms),"
         f" {watched['server_cpu_share']:.0%} of one core, at most"
@@ -341,33 +416,50 @@ def web_page(found: Result) -> str:
     )
 
 
-def published(found: Sequence[Result]) -> str:
-    rows = [
-        [
-            row["family"],
-            row["machine"],
-            f"{row['tokens']:.0f}",
-            f"{row['assumed']['tokens']:.0f}",
-            f"{row['assumed']['ratio']:.2f}",
-            (
-                f"(MFU {row['fitted']['mfu']:.3f})"
-                if row["fitted"]["here"]
-                else f"{row['fitted']['ratio']:.2f}"
-            ),
-            row["source"],
-        ]
-        for row in found
+def web_page_times(found: Result) -> str:
+    texts = [
+        f"{int(steps):,} steps: {row['journal_bytes'] / 1e6:.1f} MB of journal, read once in"
+        f" {row['read_seconds']:.1f} s, then a page in {row['ready_seconds']:.2f} s"
+        for steps, row in found["runs"].items()
     ]
+    watched = found["watched"]
+    return (
+        f"{'; '.join(texts)}. With {watched['tabs']} tabs open the server took"
+        f" {watched['server_cpu_share']:.0%} of one core and"
+        f" {watched['server_bytes'] / 2**20:.0f} MiB."
+    )
+
+
+def published(found: Sequence[Result]) -> str:
+    sources = list(dict.fromkeys(row["source"].partition(", ")[0] for row in found))
+    rows = []
+    for row in found:
+        file, _, place = row["source"].partition(", ")
+        number = f"[{sources.index(file) + 1}]"
+        rows.append(
+            [
+                row["family"],
+                row["machine"],
+                f"{row['tokens']:.0f}",
+                f"{row['assumed']['ratio']:.2f}",
+                (
+                    f"(MFU {row['fitted']['mfu']:.3f})"
+                    if row["fitted"]["here"]
+                    else f"{row['fitted']['ratio']:.2f}"
+                ),
+                f"{number}, {place}" if place else number,
+            ]
+        )
     head = [
         "set-up",
         "machine",
         "published, tokens/s a device",
-        f"predicted at MFU {found[0]['assumed']['mfu']:g}",
-        "predicted / published",
-        "with the MFU that fits the family's first row",
+        f"predicted at MFU {found[0]['assumed']['mfu']:g} / published",
+        "with the fitted MFU",
         "source",
     ]
-    return table(head, rows)
+    files = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
+    return f"{table(head, rows)}\n\nSources: {'; '.join(files)}."
 
 
 def _span(values: Sequence[float], form: str) -> str:
@@ -377,149 +469,135 @@ def _span(values: Sequence[float], form: str) -> str:
 SECTIONS = {
     "curves": Section(
         "The loss curve on 1, 2 and 4 ranks",
-        "How much does the loss curve change with the number of ranks? The model is a convolutional"
-        " reader of 33,000 parameters. The batch is 24 samples on any number of ranks, in"
-        " microbatches of 6 with gradient accumulation. Every trainer starts from the same weights"
-        " and is set up as its own documentation advises (`benchmarks/curves_sides.py`). Script:"
-        " `benchmarks/curves.py`.\n\n"
+        "How much does the loss curve change with the number of ranks? A convolutional reader of"
+        " 33,000 parameters, 24 samples a step on any number of ranks, in microbatches of 6. Every"
+        " trainer starts from the same weights and is set up as its own documentation advises"
+        " (`benchmarks/curves_sides.py`). Script: `benchmarks/curves.py`.\n\n"
         "![Loss curves of four trainers on 1, 2 and 4 ranks](curves.png)\n\n"
         "The table shows the largest difference, in nats, between a trainer's three curves at any"
-        " of 60 steps. The column `all` has all causes of a difference, as in the picture. `none of"
-        " them` has no cause, and shows that there is no further one. The other columns have one"
-        " cause each:\n\n"
-        "- **Ragged lines**: Lightning averages one mean for each microbatch. The others divide"
-        " once by the number of tokens.\n"
+        " of 60 steps: with all causes (the picture), with none, and with one cause at a time:\n\n"
+        "- **Ragged lines**: Lightning averages one mean for each microbatch.\n"
         "- **A short tail**: the other trainers repeat samples until all ranks have the same"
-        " number. Lightning also divides an incomplete accumulation by its full number of"
-        " microbatches.\n"
-        "- **Dropout**: their masks come from a generator of each rank.\n\n"
-        "Samecurve does none of these.",
+        " number.\n"
+        "- **Dropout**: the other trainers' masks come from a generator of each rank.",
         curves,
     ),
     "overhead": Section(
         "What a trainer adds to a step",
-        "How much time does a trainer add to each step? The model has 1,732 parameters and runs on"
-        " one CPU thread, so most of a step is the trainer's own work. The raw loop clips gradients"
-        " and logs as the trainers do. A figure below zero means less time than the raw loop, whose"
-        " `torch.optim` and `clip_grad_norm_` cost more than direct calls of the same kernels."
-        " Script: `benchmarks/overhead.py`.",
+        "A model of 1,732 parameters on one CPU thread, so most of a step is the trainer's own"
+        " work. The raw loop clips and logs as the trainers do. Below zero means faster than the"
+        " raw loop, which calls `torch.optim` and `clip_grad_norm_`; Samecurve calls the same"
+        " kernels directly. Script: `benchmarks/overhead.py`.",
         overhead,
     ),
     "ddp": Section(
         "Two CPU ranks",
-        "How fast is distributed data parallel training? All sides train a GPT of 10.7M parameters"
-        " over Gloo, on the same batches, with the same clipping and optimizer; all but Samecurve"
-        " with DistributedDataParallel. One turn differs from another by a tenth, so this table"
-        " does not rank the trainers. `static_graph` and `5 MiB buckets` are the plain loop with"
-        " these settings. Script: `benchmarks/ddp.py`.",
+        "A GPT of 10.7M parameters over Gloo, on the same batches; all but Samecurve with"
+        " DistributedDataParallel. `static_graph` and `5 MiB buckets` are settings of the plain"
+        " loop. Turns differ by a tenth, so this table does not rank the trainers. Script:"
+        " `benchmarks/ddp.py`.",
         ddp,
     ),
     "hf": Section(
         "A Llama of the transformers library on two CPU ranks",
-        "How fast is a model of the transformers library? All sides train the library's model on"
-        " the same random tokens over Gloo, with the same clipping and optimizer, and log every"
-        " step. On a GPU the same command compares a model of 1B parameters (and 8B with LoRA and"
-        " recompute) with HF Trainer and Accelerate; that form is unmeasured on GPU. Script:"
+        "All sides train the library's model on the same random tokens over Gloo, and log every"
+        " step. On a GPU the same script compares 1B and 8B models; that is unmeasured. Script:"
         " `benchmarks/hf.py`.",
         hf,
     ),
     "start": Section(
         "From a command to its end",
-        "How long does a short run take in all? Every command trains a perceptron for two steps."
-        " Samecurve also plans, checks that the loss can be split, evaluates, and saves a"
-        " checkpoint. The others run a plain script that does none of these. Script:"
-        " `benchmarks/start.py`.",
+        "Every command trains a perceptron for two steps. Samecurve also plans, checks that the"
+        " loss can be split, evaluates, and saves a checkpoint; the others run a plain script."
+        " Script: `benchmarks/start.py`.",
         start,
     ),
     "threads": Section(
         "Idle threads",
-        "How should OpenMP threads wait for work? A small and a larger transformer train on two"
-        " threads: on a quiet machine, and on a busy one that runs as many other computing programs"
-        " as it has cores. `spin` is the default of libgomp. `sleep` is `OMP_WAIT_POLICY=passive`."
-        " `soon` is `GOMP_SPINCOUNT=3000`, which Samecurve sets unless you set it yourself. Script:"
-        " `benchmarks/threads.py`.",
+        "How should OpenMP threads wait for work? Two transformers train on two threads, on a quiet"
+        " machine and on one whose cores are busy with other programs. `spin` is libgomp's default,"
+        " `sleep` is `OMP_WAIT_POLICY=passive`. `soon` is `GOMP_SPINCOUNT=3000`, which Samecurve"
+        " sets unless you set it. Script: `benchmarks/threads.py`.",
         threads,
     ),
     "checkpoint": Section(
         "What a save costs training",
-        "How much training time does a checkpoint cost? The table shows the seconds that a save"
-        " adds to its own call and to the next five steps. Samecurve also hashes every array,"
-        " writes a manifest, and publishes the checkpoint by a rename after a sync. Script:"
-        " `benchmarks/checkpoint.py`.",
+        "The seconds that a save adds to its own call and to the next five steps. Samecurve also"
+        " hashes every array, writes a manifest, and publishes the checkpoint by a rename after a"
+        " sync. Script: `benchmarks/checkpoint.py`.",
         checkpoint,
     ),
     "data": Section(
         "Reading data",
-        "How many batches a second does Samecurve's feed deliver, compared with PyTorch's"
-        " `DataLoader`? Samples are cheap (`light`) or expensive (`heavy`) to decode. Script:"
-        " `benchmarks/data.py`.",
+        "Samecurve's feed beside PyTorch's `DataLoader`, with samples that are cheap (`light`) or"
+        " expensive (`heavy`) to decode. Script: `benchmarks/data.py`.",
         data,
     ),
     "batch-loss": Section(
         "A loss over the whole batch",
-        "What does a contrastive loss cost if the batch does not fit at once? The loss has a"
-        " learned temperature and runs on one CPU thread. Plain torch takes the whole batch at"
-        " once. `accumulated features` is the method of open_clip's train.py with --accum-freq;"
-        " `cached gradients` is the method of GradCache and of the cached losses of"
-        " sentence-transformers. The first table shows the time, the second one whether the result"
-        " is that of the whole batch. Script: `benchmarks/batch_loss.py`.",
+        "What does a contrastive loss cost if the batch does not fit at once, and is it still the"
+        " loss of the whole batch? One CPU thread. `cached gradients` is the method of GradCache,"
+        " `accumulated features` that of open_clip's --accum-freq. Script:"
+        " `benchmarks/batch_loss.py`.",
         batch_loss,
     ),
     "exact": Section(
         "The same bits on any number of devices",
-        "What does [`--exact`](exact.md) cost? The table compares it with the ordinary mode in the"
-        " same microbatches, and with the ordinary mode as it is. Script: `benchmarks/exact.py`.",
+        "[`--exact`](exact.md) beside the ordinary mode, in the same microbatches and as it is."
+        " Script: `benchmarks/exact.py`.",
         exact,
     ),
     "cost-of-exact": Section(
         "What `train.exact: auto` takes",
-        "What does `--exact` cost where a [plan](exact.md#what-auto-asks-for) chooses it by itself?"
-        " One CPU rank of one thread trains each model in whole batches, and exactly in eight"
-        " microbatches. `work` is that of a microbatch, beside the least that `auto` asks for: from"
-        " 1 on a run is exact. Script: `benchmarks/exact_cost.py`.",
+        "What does `--exact` cost where a plan [chooses it by itself](exact.md)? One CPU rank of"
+        " one thread trains each model in whole batches, and exactly in eight microbatches. `work`"
+        " is that of a microbatch, beside the least that `auto` asks for: from 1 on a run is exact."
+        " The last columns have the ratio, and the work, with `--compile` and with `engine: jax`"
+        " (in CPU seconds). Script: `benchmarks/exact_cost.py`, `--compile`, `--engine jax`.",
         exact_cost,
+        short=exact_cost_of_all,
     ),
     "compiled-cost-of-exact": Section(
         "What `train.exact: auto` takes, compiled",
-        "The same with `--compile` on both sides. Script: `benchmarks/exact_cost.py --compile`.",
+        "",
         exact_cost,
+        shown_in="cost-of-exact",
     ),
     "jax-cost-of-exact": Section(
         "What `train.exact: auto` takes, with JAX",
-        "The same with `engine: jax` on one CPU device, in CPU seconds of the whole process: both"
-        " sides compute with the same 16 threads. Script: `benchmarks/exact_cost.py --engine jax`.",
+        "",
         exact_cost,
+        shown_in="cost-of-exact",
     ),
     "sentinel": Section(
         "A check of the sentinel",
-        "What does a check of [`train.sentinel`](sentinel.md) cost? A GPT of 10M parameters in f32,"
-        " in 8 microbatches, CPU ranks of one thread each; steps with a check and without take"
-        " turns. A check computes one microbatch again. Script: `benchmarks/sentinel.py`.",
+        "A check of `train.sentinel` computes one microbatch again. A GPT of 10M parameters in f32,"
+        " in 8 microbatches, CPU ranks of one thread; steps with and without a check take turns."
+        " Script: `benchmarks/sentinel.py`.",
         sentinel,
     ),
     "dropout": Section(
         "Dropout whose masks follow the sample",
-        "What do dropout masks cost that depend on the sample, not on the device? Each figure is"
-        " the time of a forward and backward pass with such masks, divided by the time of the"
-        " alternative. Script: `benchmarks/dropout.py`.",
+        "Forward and backward of two models, on one and two threads. Script:"
+        " `benchmarks/dropout.py`.",
         dropout,
+        short=dropout_range,
     ),
     "jax-step": Section(
         "A step with JAX",
-        "How fast is a step with `engine: jax`, compared with a plain loop with optax? Script:"
-        " `benchmarks/jax_step.py`.",
+        "`engine: jax` beside a plain loop with optax. Script: `benchmarks/jax_step.py`.",
         jax_step,
+        short=jax_step_range,
     ),
     "web-page": Section(
         "The web page",
-        "How fast does [`samecurve ui`](ui.md) open a long run? A journal is read once, by a"
-        " process beside the server; then the page is opened in Chromium on the same machine."
-        " Script: `benchmarks/web_page.py`.",
+        "How fast does [`samecurve ui`](ui.md) open a long run? Script: `benchmarks/web_page.py`.",
         web_page,
+        short=web_page_times,
     ),
     "strategies": Section(
         "Strategies compared",
-        "How fast is a step under each strategy? Script: `benchmarks/strategies.py`.",
+        "A step under each strategy. Script: `benchmarks/strategies.py`.",
         strategies,
     ),
 }
@@ -536,17 +614,28 @@ def publish(kind: str, result: Result, *, machine: str | None = None, is_kept: b
 
 
 def page_text() -> str:
-    parts = [_HEAD]
-    for kind, section in SECTIONS.items():
-        files = sorted(RESULTS.glob(f"{kind}-*.json"))
+    results = {
+        kind: {path.stem: _read(path) for path in sorted(RESULTS.glob(f"{kind}-*.json"))}
+        for kind, section in SECTIONS.items()
+        if not section.shown_in
+    }
+    usual = max(
+        (found for files in results.values() for found in files.values()),
+        key=lambda found: len(found.get("versions", ())),
+    )
+    parts = [f"{_HEAD}\n- Unless a table says otherwise: {_measured_on(usual)}."]
+    for kind, files in results.items():
         if files:
-            parts += [f"## {section.title}", section.introduction]
-        for path in files:
-            result = _read(path)
-            measured_on = _measured_on(result, path.stem.removeprefix(f"{kind}-"))
-            parts += [measured_on, section.tables(result)]
+            parts += [f"## {SECTIONS[kind].title}", SECTIONS[kind].introduction]
+        for found in files.values():
+            if len(files) > 1 or not _is_like(found, usual):
+                parts.append(f"{_measured_on(found)}:")
+            section = SECTIONS[kind]
+            parts.append((section.short or section.tables)(found))
     predictions = published(json.loads((RESULTS / "published.json").read_text()))
+    parts += ["## Smaller measurements", _SMALLER]
     parts += ["## `plan --machine` beside what others published", _PUBLISHED, predictions]
+    parts += ["## On a GPU", _ON_GPU]
     return "\n\n".join(parts) + "\n"
 
 
@@ -556,15 +645,22 @@ def _read(path: Path) -> Result:
     return result
 
 
-def _measured_on(found: Result, name: str) -> str:
-    versions = found.get("versions") or {
+def _versions(found: Result) -> Mapping[str, str]:
+    return found.get("versions") or {
         library: found[library] for library in ("torch", "jax") if library in found
     }
+
+
+def _is_like(found: Result, usual: Result) -> bool:
+    """Whether a result was measured on the machine and with the libraries of another one."""
+    is_same_machine = all(found.get(key) == usual[key] for key in ("machine", "cores", "python"))
+    return is_same_machine and _versions(found).items() <= _versions(usual).items()
+
+
+def _measured_on(found: Result) -> str:
+    versions = ", ".join(f"{library} {version}" for library, version in _versions(found).items())
     cores = f", {found['cores']} cores" if "cores" in found else ""
-    return (
-        f"{found.get('machine', name)}{cores}; Python {found['python']},"
-        f" {', '.join(f'{library} {version}' for library, version in versions.items())}:"
-    )
+    return f"{found['machine']}{cores}; Python {found['python']}, {versions}"
 
 
 if __name__ == "__main__":
