@@ -12,7 +12,7 @@ from chaos_table import campaign_text
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.feature_list import as_json
 from samecurve.core.strategies import strategies_of
-from samecurve.diagnose.known_failures import KnownFailure, known_failures
+from samecurve.diagnose.known_failures import known_failures
 from samecurve.tasks import Tasks
 
 ROOT = Path(__file__).parents[1]
@@ -50,13 +50,13 @@ def _with_rows(page: str, rows: list[str]) -> str:
 
 
 def _with_failures(page: str) -> str:
-    """The page with a row for each known failure."""
-    head = "| failure | what is said | remedy | again |\n|---|---|---|---|\n"
+    """The page with the table of known failures."""
+    head = "| failure | first remedy |\n|---|---|\n"
     before, mark, rest = page.partition(head)
     assert mark, "docs/failures.md has the table of known failures"
     rows = re.match(r"(?:\|[^\n]*\n)*", rest)
     assert rows
-    return f"{before}{mark}{''.join(map(_failure_row, known_failures()))}{rest[rows.end() :]}"
+    return f"{before}{mark}{_failure_rows()}{rest[rows.end() :]}"
 
 
 def _with_campaign(page: str) -> str:
@@ -69,11 +69,15 @@ def _with_campaign(page: str) -> str:
     return f"{before}{begin}{campaign_text(result)}\n{end}{after}"
 
 
-def _failure_row(known: KnownFailure) -> str:
-    cause, remedy = (
-        re.sub(r"\{\w+\}", "…", text).replace("|", r"\|") for text in (known.cause, known.remedy)
-    )
-    return f"| {known.name} | {cause} | {remedy} | {'yes' if known.again else ''} |\n"
+def _failure_rows() -> str:
+    """A row for each first clause of a remedy: the screen of a failed run has all of it."""
+    names: dict[str, list[str]] = {}
+    for known in known_failures():
+        clause = re.match(r"(?:\([^)]*\)|[^;(])*", known.remedy)
+        assert clause
+        remedy = re.sub(r"\{\w+\}", "…", clause[0]).replace("|", r"\|")
+        names.setdefault(remedy, []).append(f"{known.name}{' (again)' if known.again else ''}")
+    return "".join(f"| {'; '.join(named)} | {remedy} |\n" for remedy, named in names.items())
 
 
 if __name__ == "__main__":
