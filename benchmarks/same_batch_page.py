@@ -1,5 +1,6 @@
-"""The tables of docs/same-batch.md, made from benchmarks/results/same-batch-*.json. Run: python -m
-benchmarks.same_batch_page
+"""The tables of benchmarks/same_batch.md, made from benchmarks/results/same-batch-*.json.
+
+Run: python -m benchmarks.same_batch_page
 """
 
 import json
@@ -10,7 +11,7 @@ from typing import Any
 from benchmarks.common import RESULTS
 from benchmarks.page import table
 
-PAGE = Path(__file__).parent.parent / "docs" / "same-batch.md"
+PAGE = Path(__file__).parent / "same_batch.md"
 Result = Mapping[str, Any]
 NAMES = {
     "samecurve": "Samecurve",

@@ -1,4 +1,4 @@
-"""The table of the fault campaign, in the result file, on the screen and in docs/guarantees.md."""
+"""The table of the fault campaign, in the result file, on the screen and in benchmarks/chaos.md."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def campaign_text(result: Mapping[str, Any]) -> str:
-    """What docs/guarantees.md says of a campaign: a sentence, the table, the bare restarts."""
+    """What benchmarks/chaos.md says of a campaign: a sentence, the table, the bare restarts."""
     bare = "".join(
         _bare_row(name, seconds) for name, seconds in result["bare_restart_seconds"].items()
     )

@@ -30,7 +30,7 @@ def generated_docs() -> dict[Path, str]:
         docs / "strategies.md": _with_rows((docs / "strategies.md").read_text(), torch_rows),
         docs / "jax.md": _with_rows((docs / "jax.md").read_text(), jax_rows),
         docs / "failures.md": _with_failures((docs / "failures.md").read_text()),
-        docs / "guarantees.md": _with_campaign((docs / "guarantees.md").read_text()),
+        ROOT / "benchmarks/chaos.md": _with_campaign((ROOT / "benchmarks/chaos.md").read_text()),
     }
 
 
@@ -65,7 +65,7 @@ def _with_campaign(page: str) -> str:
     begin, end = "<!-- table: make chaos -->\n", "<!-- end of the table -->\n"
     before, _, rest = page.partition(begin)
     _, mark, after = rest.partition(end)
-    assert mark, "docs/guarantees.md has both comments around the table of the campaign"
+    assert mark, "benchmarks/chaos.md has both comments around the table of the campaign"
     return f"{before}{begin}{campaign_text(result)}\n{end}{after}"
 
 

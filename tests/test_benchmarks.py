@@ -1,5 +1,5 @@
 """docs/benchmarks.md is what its result files say, and nothing else; so are the tables of
-docs/same-batch.md.
+benchmarks/same_batch.md.
 """
 
 import sys

@@ -249,7 +249,7 @@ class Faulty:
 @pytest.mark.long
 @pytest.mark.parametrize(("policy", "code"), [("stop", FAULTY_DEVICE), ("warn", 0)])
 def test_as_it_is_typed(policy: str, code: int, tmp_path: Path) -> None:
-    """The worked example of docs/sentinel.md. A faulty device is not started again."""
+    """The worked example of docs/guarantees.md. A faulty device is not started again."""
     (tmp_path / "faulty.py").write_text(FAULTY)
     done = samecurve(
         *("train", "--set", "task=faulty.py:Faulty", "--devices", "cpu:3", "--global-batch", "16"),

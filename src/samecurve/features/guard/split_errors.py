@@ -239,7 +239,7 @@ _DEEDS: Mapping[Deed, tuple[str, str]] = {
         "the loss may depend on the weights, the sample and the step alone. Look for what it reads"
         " beside them: the rank, a clock, a file, a global, a closure, a cache, and what an earlier"
         " microbatch has left in them. If there is none, a device may compute wrong:"
-        " --set train.sentinel=50 finds it (docs/sentinel.md)",
+        " --set train.sentinel=50 finds it (docs/guarantees.md)",
     ),
 }
 

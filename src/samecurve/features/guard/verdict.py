@@ -187,7 +187,7 @@ class CheckedGradient:
         repeats, suspects = self.plan.compute.deterministic, self._named(finding.suspects)
         if finding.kind == "not deterministic":
             kernels = (
-                "a kernel of your own, or a library's, adds in no fixed order (docs/sentinel.md)"
+                "a kernel of your own, or a library's, adds in no fixed order (docs/guarantees.md)"
                 if repeats
                 else f"{ASK_SAME_BITS} takes kernels that give the same bits each time"
             )
