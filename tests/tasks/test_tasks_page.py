@@ -97,9 +97,7 @@ def own_lines(text: str) -> int:
 def test_the_lines_of_each_way_are_counted() -> None:
     rows = re.findall(r"^\| ([A-Za-z ]+?)[\d. ]* \| (\d+) \|", PAGE, flags=re.MULTILINE)
     said = {name: int(count) for name, count in rows}
-    assert said == {
-        name: own_lines((FOUR_WAYS / file).read_text()) for name, file in SIDES.items()
-    }
+    assert said == {name: own_lines((FOUR_WAYS / file).read_text()) for name, file in SIDES.items()}
 
 
 @pytest.fixture
