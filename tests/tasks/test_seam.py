@@ -171,7 +171,7 @@ def values(tmp_path: Path) -> Write:
 
 
 def test_every_member_is_on_the_page() -> None:
-    page = (DOCS / "tasks.md").read_text()
+    page = (DOCS / "task-members.md").read_text()
     assert [name for name in MEMBERS if f"`{name}" not in page] == []
 
 

@@ -55,7 +55,7 @@ REFUSED = {  # kind -> what its error says
     "norm_by_hand": "Tensor.mean takes a statistic over the samples",
     "running_mean": "changes buffer centre by the samples that it sees",
     "running_mean_by_data": "a parameter with a phase of its own, whose loss is 0.5 * (mean -"
-    " target).square().sum() (docs/task-after-step.md). A queue of earlier batches (MoCo): a"
+    " target).square().sum() (docs/task-recipes.md). A queue of earlier batches (MoCo): a"
     " parameter with a phase that replaces",  # DINO's centre
     "sequence_first": "F.layer_norm makes the numbers of a sample depend on",
     "batch_scale": "Tensor.max takes a statistic over the samples",

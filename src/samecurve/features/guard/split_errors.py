@@ -186,7 +186,7 @@ _DEEDS: Mapping[Deed, tuple[str, str]] = {
         "what follows from the weights: change the buffer in after_step(self, model, step), not in"
         " forward. A running mean over the batch (DINO's centre, a codebook): a parameter with a"
         " phase of its own, whose loss is 0.5 * (mean - target).square().sum()"
-        " (docs/task-after-step.md). A queue of earlier batches (MoCo): a parameter with a phase"
+        " (docs/task-recipes.md). A queue of earlier batches (MoCo): a parameter with a phase"
         " that replaces its oldest rows (docs/task-recipes.md, examples/moco.py)."
         " Statistics of a norm: GroupNorm or LayerNorm, or nn.BatchNorm"
         f" with train.norm_sync; {ALLOW}",
@@ -201,7 +201,7 @@ _DEEDS: Mapping[Deed, tuple[str, str]] = {
         "the loss changes {name} while it is computed, so each device and each"
         " microbatch changes its own, and under fsdp the change is lost",
         "after_step(self, model, step) for what follows an update (weight clipping, pruning, a"
-        " teacher's average: docs/task-after-step.md). nn.Embedding(max_norm=m): no max_norm,"
+        " teacher's average: docs/task-members.md). nn.Embedding(max_norm=m): no max_norm,"
         " and embedding.weight.renorm_(2, 0, m) in after_step",
     ),
     "thawed": (
