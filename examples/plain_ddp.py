@@ -1,4 +1,4 @@
-"""What docs/coming-from-torchrun.md begins with: DistributedDataParallel by hand.
+"""The script of docs/coming-from-others.md#torchrun-scripts: DistributedDataParallel by hand.
 
 torchrun --nproc_per_node=2 examples/plain_ddp.py
 """
