@@ -36,7 +36,7 @@ from test_pages import compared
 
 # of a clone; docs, too, to read only
 SHIPPED = ("models", "examples", "scripts", "benchmarks", "README.md", "LICENSE")
-FAST = {"docs/convert.md", "docs/groups.md", "docs/schema.md"}  # the others: make test-long
+FAST = {"docs/convert.md", "docs/groups.md", "docs/commands.md"}  # the others: make test-long
 READ = ("file", "data", "init_from", "bench", "run", "runs", "first", "second", "old", "script")
 WRITTEN = ("save_dir", "to", "trace", "directory", "new", "chart")
 SETTINGS = ("task=", "model.path=", "data.source=", "data.tokenizer=")
