@@ -1,6 +1,6 @@
 """The wheel and the sdist: what is in them, and that both install and run in an empty environment.
 
-The versions that docs/versions.md, CITATION.cff and the code name are the same.
+The versions that CHANGELOG.md, CITATION.cff and the code name are the same.
 """
 
 import importlib.util
@@ -57,7 +57,7 @@ def test_it_installs_and_runs_in_an_empty_environment(form: str, tmp_path: Path)
 
 
 def test_versions_are_one() -> None:
-    page = (ROOT / "docs/versions.md").read_text()
+    page = (ROOT / "CHANGELOG.md").read_text()
     shown = dict(re.findall(r"^\| ([^|,:]+?)(?:[,:][^|]*)? \| ([\d.]+) \|", page, re.MULTILINE))
     assert shown == {
         "the program": samecurve.__version__,

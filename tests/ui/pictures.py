@@ -1,4 +1,4 @@
-"""The pictures of the web page in docs/: made from real runs, in Chromium, light and dark.
+"""The pictures of the web page in docs/: made from real runs, in Chromium.
 
 Run: PYTHONPATH=tests:tests/ui python tests/ui/pictures.py [DIR] (docs/ if not given). Look at
 them before you commit them.
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from browsing import NARROW, Site, opened
+from browsing import Site, opened
 from PIL import Image
 from playwright.sync_api import Page
 
@@ -30,8 +30,6 @@ def make_runs(home: Path) -> None:
     samecurve(*moved, "--devices", "cpu:2", "--stop-after", "80", cwd=home)
     samecurve(*moved, "--devices", "cpu:1", cwd=home)
     samecurve(*train, "--save-dir", "runs/one-device", "--devices", "cpu:1", cwd=home)
-    bench = ("bench", "-f", "tiny.yaml", "--worlds", "1,2", "--devices", "cpu:2", "--steps", "5")
-    samecurve(*bench, "--to", "bench/tiny", cwd=home)
 
 
 def save(page: Page, path: Path) -> None:
@@ -41,29 +39,19 @@ def save(page: Page, path: Path) -> None:
     print(f"{path}  {path.stat().st_size / 1e3:.0f} kB")
 
 
-def take(site: Site, to: Path, suffix: str = "") -> None:
-    page, moved = site.page, site.run_id("moved")
-    places = {
-        "runs": "runs",
-        "run": f"run/{moved}",
-        "compare": f"compare?runs={moved},{site.run_id('one-device')}",
-        "machine": "machine",
-    }
-    for name, place in places.items():
-        site.open(place)
-        site.settle()
-        page.wait_for_timeout(800)
-        save(page, to / f"ui-{name}{suffix}.png")
+def take(site: Site, to: Path) -> None:
+    page = site.page
+    site.open(f"compare?runs={site.run_id('moved')},{site.run_id('one-device')}")
+    site.settle()
+    page.wait_for_timeout(800)
+    save(page, to / "ui-compare.png")
     site.open("new")
     page.get_by_role("button", name="Train a small language model").click()
     page.get_by_label("Enable").check()
     page.get_by_label("CPU ranks").fill("2")
     page.get_by_text("batch 32 = 2 devices").first.wait_for()
     page.wait_for_timeout(500)
-    save(page, to / f"ui-new{suffix}.png")
-    site.open("data")
-    page.get_by_role("heading", name="Samples").first.wait_for(timeout=60_000)
-    save(page, to / f"ui-data{suffix}.png")
+    save(page, to / "ui-new.png")
 
 
 def main(to: Path) -> None:
@@ -74,13 +62,6 @@ def main(to: Path) -> None:
         make_runs(home)
         with opened(home, _SIZE) as site:
             take(site, to)
-        with opened(home, _SIZE) as site:
-            site.page.emulate_media(color_scheme="dark")
-            take(site, to, "-dark")
-        with opened(home, NARROW) as site:
-            site.open(f"run/{site.run_id('moved')}")
-            site.settle()
-            save(site.page, to / "ui-narrow.png")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a shell completes: names of files, and the words that an option takes.
 
-docs/completion.md says how a shell is told to ask.
+docs/commands.md says how a shell is told to ask.
 """
 
 from collections.abc import Callable, Iterable, Iterator
