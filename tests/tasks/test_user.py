@@ -388,6 +388,33 @@ def test_rows_that_change_are_refused_whatever_names_the_data(
     assert steady.startswith("v1, and by rows: 16 rows: ") == bool(known[0])
 
 
+@pytest.mark.parametrize(
+    ("draw", "named"),
+    [
+        ("np.random.randn(1)", "np.random"),
+        ("torch.randn(1).numpy()", "torch"),
+        ("self.rng.normal(size=1)", "self.rng"),
+    ],
+)
+def test_augmentations_that_are_kept_are_refused(
+    write: Callable[..., Config], draw: str, named: str
+) -> None:
+    """Rows that are drawn when they are first read repeat in one process, and in no other one."""
+    begun = "        self.x = np.arange("
+    text = WHOLE.replace(
+        begun, f"        self.kept, self.rng = {{}}, np.random.default_rng(0)\n{begun}"
+    )
+    read = '        return {"x": self.x[ids], '
+    kept = f"""\
+        for i in ids.tolist():
+            if i not in self.kept:
+                self.kept[i] = self.x[i] + {draw}
+        return {{"x": np.float32([self.kept[i] for i in ids.tolist()]), """
+    message = said(lambda: opened(write(read, kept, text=text)).facts())
+    assert f"My.train_data() draws numbers of {named} when a sample is first read" in message
+    assert "samecurve.sample_rng(id)" in message
+
+
 def test_rows_of_prepared_files_are_read_again_once_the_files_are_made(
     write: Callable[..., Config],
 ) -> None:

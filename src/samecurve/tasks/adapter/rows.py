@@ -5,6 +5,8 @@ other data.
 """
 
 import hashlib
+import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -58,6 +60,7 @@ class Rows:
         self._gives_items = is_torch(self._data, "Dataset")
         self._takes_lists = is_from(self._data, "datasets.arrow_dataset")  # of Hugging Face
         self._by_epoch = _asks_for_epoch(self._data)
+        self._drawn: list[str] = []  # the generator that each _digest() drew from; '': from none
         self._check_wrapped()
 
     @property
@@ -173,7 +176,8 @@ class Rows:
         return f"{_KNOWN_BY} rows: {self._digest(0)}"
 
     def check(self) -> None:
-        """UserError: a row changes when it is read again or alone, or with collate()'s order.
+        """UserError: a row changes when it is read again or alone, or with collate()'s order; or
+        holds random numbers that are drawn when it is first read.
 
         A fingerprint() says which data this is, and not that its rows repeat.
         """
@@ -181,6 +185,12 @@ class Rows:
             self._check_collation(self._collation)
         for epoch in (0, 1) if self.by_epoch else (0,):
             self._check_repeats(epoch)
+        if self._drawn[0] and not self._drawn[-1]:
+            raise self._wrong(
+                f"draws numbers of {self._drawn[0]} when a sample is first read, and keeps them:"
+                " each process, and each start, keeps others",
+                "draw them from a generator made of the sample's id: samecurve.sample_rng(id)",
+            )
         ids = self._spread()
         together = self[ids]
         for place, row_id in enumerate(ids):
@@ -262,10 +272,12 @@ class Rows:
         return ids.start + np.unique(places.astype(np.int64))
 
     def _digest(self, epoch: int) -> str:
-        digest = hashlib.sha256(str(self._count).encode())
+        digest, before = hashlib.sha256(str(self._count).encode()), _generator_states(self._data)
         for name, column in sorted(self.read(self._spread(), epoch).items()):
             digest.update(f"/{name}/{column.dtype.str}/{column.shape}/".encode())
             digest.update(np.ascontiguousarray(column).tobytes())
+        after = _generator_states(self._data)
+        self._drawn.append(next((name for name in after if after[name] != before.get(name)), ""))
         return digest.hexdigest()
 
     def _read_raw(self, ids: Ids, epoch: int) -> Any:
@@ -295,6 +307,21 @@ class Rows:
 
     def _wrong(self, cause: str, remedy: str) -> UserError:
         return UserError(f"{self._origin} {cause}", remedy, "task")
+
+
+def _generator_states(data: Any) -> dict[str, str]:
+    """The states of the generators of random numbers that every code has, and of those that the
+    data has as attributes; as texts by name.
+    """
+    states = {"random": str(random.getstate()), "np.random": str(np.random.get_state(legacy=False))}
+    if torch := sys.modules.get("torch"):
+        states["torch"] = str(torch.get_rng_state().tolist())
+    for name, value in getattr(data, "__dict__", {}).items():
+        if isinstance(value, random.Random):
+            states[f"self.{name}"] = str(value.getstate())
+        elif isinstance(value, np.random.Generator):
+            states[f"self.{name}"] = str(value.bit_generator.state)
+    return states
 
 
 def _are_columns(raw: Any, count: int) -> bool:
