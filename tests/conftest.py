@@ -121,9 +121,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in on_gpu:
             if item.get_closest_marker("gpu_kernels"):
                 item.add_marker(pytest.mark.skip(reason="an emulated GPU runs the CPU's kernels"))
-    for item in items:
-        if item.get_closest_marker("long") and "long" not in (config.option.markexpr or ""):
-            item.add_marker(pytest.mark.skip(reason="a long campaign: make test-long"))
+    if "long" not in (config.option.markexpr or ""):
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    if "long" in (config.option.markexpr or ""):
+        return []
+    return ["long tests are left out: make test-long runs them"]
 
 
 def pytest_collection_finish() -> None:
