@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from samecurve import Mean
-from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_task import Decoder
+from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language.torch_task import Decoder
 
 VOCAB, LENGTH, SAMPLES = 256, 128, 4096
 FIELDS = LanguageModel.model_validate(

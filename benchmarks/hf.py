@@ -34,7 +34,7 @@ from benchmarks.two_ranks import (
     time_loop,
     time_ours,
 )
-from samecurve.tasks.huggingface.data.token_rows import RandomRows
+from samecurve_products.text.huggingface.data.token_rows import RandomRows
 
 PORT = 29_410  # where the other trainers' ranks meet
 LENGTH, VOCAB, SAMPLES = 128, 4096, 4096

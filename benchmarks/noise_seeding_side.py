@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.common import config_of
-from samecurve.tasks.diffusion.data.shapes import draw_shape
-from samecurve.tasks.diffusion.torch_task import TorchDiffusion
+from samecurve_products.pictures.diffusion.data.shapes import draw_shape
+from samecurve_products.pictures.diffusion.torch_task import TorchDiffusion
 
 BATCH, STEPS, EVERY, SEED = 32, 120, 10, 0  # EVERY: steps between two measurements
 LR, BETAS, CLIP = 5e-4, (0.9, 0.95), 1.0

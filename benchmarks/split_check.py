@@ -26,10 +26,10 @@ from samecurve.core.planning.planner import plan
 from samecurve.data.feed import samples_tried
 from samecurve.probe import probe
 from samecurve.tasks import Tasks, open_task
-from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve_products.lab.other_machine import PredictionRequest, predict
+from samecurve_products.text.language.torch_task import Decoder
 
 MODELS = Path(__file__).parents[1] / "models"
 STEPS, WARM, MACHINE = 16, 4, "8xH100"

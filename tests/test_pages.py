@@ -33,7 +33,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.run import describe, prepare
 from samecurve.tasks import entry_of
-from samecurve.tasks import text as text_files
+from samecurve_products import text_files
 
 MACHINE = Machine(devices=(), links=(), host_bytes=int(23.53 * 2**30), cores=2, cpu="AMD EPYC")
 GPUS = Machine(

@@ -32,12 +32,12 @@ from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, Requests
 from samecurve.tasks import Tasks
 from samecurve.tasks.adapter.torch_adapter import TorchAdapter
-from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.process_group import Comm
 from samecurve.worker.context import RankContext
 from samecurve.worker.join import join_warm
 from samecurve.worker.rank_main import train_rank
+from samecurve_products.text.language.torch_task import TorchLanguage
 
 FACTS = Facts.of(
     samples=100,
@@ -187,7 +187,7 @@ def ragged_task(config: Config, cache: Path, fault: str = "", kind: Any = ragged
     if config.engine == "torch":
         return TorchAdapter(kind(TorchLanguage, fault), config, cache)
     from samecurve.tasks.adapter.jax_adapter import JaxAdapter
-    from samecurve.tasks.language.jax_task import JaxLanguage
+    from samecurve_products.text.language.jax_task import JaxLanguage
 
     return JaxAdapter(kind(JaxLanguage, fault), config, cache)
 

@@ -30,9 +30,9 @@ from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
 from samecurve.observe.plan_text import banner
 from samecurve.tasks import entry_of
-from samecurve.tasks.timeseries.synthetic import write_files
 from samecurve_products.lab.simulation.cluster import Cluster, read_cluster
 from samecurve_products.lab.simulation.forecast import plan_on_cluster
+from samecurve_products.sensors.synthetic import write_files
 
 ROOT = Path(__file__).parents[2]
 CARDS = {24: "RTX4090", 40: "A100 40GB", 80: "H100"}  # GB of memory -> a card

@@ -14,7 +14,7 @@ from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
-from samecurve.tasks.huggingface.sections import HFData
+from samecurve_products.text.huggingface.sections import HFData
 
 ROOT = Path(__file__).parents[2]
 OLD = """\

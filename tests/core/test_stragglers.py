@@ -14,8 +14,8 @@ from samecurve.core.measurement.stragglers import StragglerDetector
 from samecurve.core.protocols import Arrays
 from samecurve.data import TokenWindows
 from samecurve.observe import read_events
-from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.jobs.train_job import rehearse
+from samecurve_products.text.language.torch_task import TorchLanguage
 from starts import start, values
 from worlds import Pool
 

@@ -10,12 +10,12 @@ from torch import nn
 from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.run.directory import Run
-from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.strategies.reducers import make_reducer
 from samecurve.torch_engine.strategies.replicated import Replicated
 from samecurve.torch_engine.strategies.sharded.group import Gradients, WeightGroup
 from samecurve.worker.jobs.train_job import rehearse
+from samecurve_products.text.language.torch_task import TorchLanguage
 
 LOST = "layers.1.mlp.up_proj.weight"
 

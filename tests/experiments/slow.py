@@ -10,10 +10,10 @@ from samecurve.core.determinism import Mean
 from samecurve.core.protocols import Arrays
 from samecurve.data import TokenWindows
 from samecurve.errors import RunError
-from samecurve.tasks.language.torch_task import TorchLanguage
 from samecurve.worker.context import RankContext
 from samecurve.worker.jobs.profile_job import watch_rank
 from samecurve.worker.jobs.train_job import rehearse
+from samecurve_products.text.language.torch_task import TorchLanguage
 
 SECONDS = 0.12  # well above what a busy machine does to a step of a few milliseconds
 SIZE = 900

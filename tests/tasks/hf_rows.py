@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import Ids
-from samecurve.tasks.huggingface.sections import HFData, HFModel
-from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
+from samecurve_products.text.huggingface.sections import HFData, HFModel
+from samecurve_products.text.huggingface.torch_task import TorchHuggingFace
 
 IGNORED = -100
 Row = dict[str, NDArray[Any]]

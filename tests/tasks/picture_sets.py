@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.data.picture_set import PictureSet, open_pictures
-from samecurve.tasks.diffusion.data.samples import Samples
-from samecurve.tasks.diffusion.data.scan import Picture
-from samecurve.tasks.diffusion.sections import DiffusionData
+from samecurve_products.pictures.diffusion.data.picture_set import PictureSet, open_pictures
+from samecurve_products.pictures.diffusion.data.samples import Samples
+from samecurve_products.pictures.diffusion.data.scan import Picture
+from samecurve_products.pictures.diffusion.sections import DiffusionData
 
 SMALL = {"resolution": 16, "bucket_step": 4, "validation": 0.0}
 

@@ -19,8 +19,8 @@ from test_huggingface_data import (
 )
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data import template_process
-from samecurve.tasks.huggingface.data.chat import ChatTemplate, _renderer
+from samecurve_products.text.huggingface.data import template_process
+from samecurve_products.text.huggingface.data.chat import ChatTemplate, _renderer
 
 pytest.importorskip("transformers")
 
@@ -200,7 +200,7 @@ def test_a_child_that_ends_is_no_fault_of_the_template() -> None:
 UNDER_A_LIMIT = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, (900 << 20, 900 << 20))
-from samecurve.tasks.huggingface.data.chat import ChatTemplate
+from samecurve_products.text.huggingface.data.chat import ChatTemplate
 print(ChatTemplate("{{ messages[0].content }}", {}, []).prompt("the sea"))
 """
 

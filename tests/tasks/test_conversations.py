@@ -8,8 +8,8 @@ import pytest
 from test_huggingface_data import CHATML, FORGETFUL, MARKED, MISTRAL, TALK, prepared, write_lines
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.chat import ChatTemplate
-from samecurve.tasks.huggingface.data.document_columns import document_of
+from samecurve_products.text.huggingface.data.chat import ChatTemplate
+from samecurve_products.text.huggingface.data.document_columns import document_of
 
 pytest.importorskip("transformers")
 

@@ -25,12 +25,12 @@ from samecurve.core.protocols import Round
 from samecurve.core.sample_numbers import rng
 from samecurve.data.feed import Feed
 from samecurve.tasks import open_task
-from samecurve.tasks.preview.open_data import Preview, preview
-from samecurve.tasks.preview.parts import Curves, Value
-from samecurve.tasks.preview.text_parts import Text
 from samecurve.terminal import printable
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
 from samecurve_products.page.data_show import data_blocks
+from samecurve_products.preview.open_data import Preview, preview
+from samecurve_products.preview.parts import Curves, Value
+from samecurve_products.preview.text_parts import Text
 from tiny import MACHINE, config_of
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from test_huggingface_weights import library_model
 
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.errors import InvalidConfigError, UserError
-from samecurve.tasks.huggingface.library import read_config
-from samecurve.tasks.huggingface.sections import HFModel
+from samecurve_products.text.huggingface.library import read_config
+from samecurve_products.text.huggingface.sections import HFModel
 from starts import start
 
 Values = dict[str, Any]

@@ -19,13 +19,13 @@ from one_curve import check_one_curve
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
 from samecurve.torch_engine.model.model_builder import FirstValues, all_given
 from samecurve.torch_engine.model.model_setup import (
     cast_weights,
     parameters_on_meta,
     unsaved_buffers,
 )
+from samecurve_products.text.huggingface.torch_task import TorchHuggingFace
 from tiny import config_of
 from worlds import Pool
 

@@ -21,7 +21,7 @@ from samecurve.core.determinism import Mean
 from samecurve.errors import UserError
 from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
-from samecurve.tasks.classification import summarize_classes
+from samecurve_products.task_parts.classification import summarize_classes
 from tiny import config_of
 from worlds import Pool
 

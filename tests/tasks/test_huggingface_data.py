@@ -23,16 +23,16 @@ from samecurve.core.config.loading import load
 from samecurve.data import IGNORED
 from samecurve.errors import InvalidConfigError, RunError, UserError
 from samecurve.tasks import Tasks
-from samecurve.tasks.huggingface.data import lines
-from samecurve.tasks.huggingface.data.chat import ChatTemplate
-from samecurve.tasks.huggingface.data.packing import pack
-from samecurve.tasks.huggingface.data.prepared_data import (
+from samecurve_products.text.huggingface.data import lines
+from samecurve_products.text.huggingface.data.chat import ChatTemplate
+from samecurve_products.text.huggingface.data.packing import pack
+from samecurve_products.text.huggingface.data.prepared_data import (
     PreparedData,
     other_data,
     prepare_data,
     stamp_data,
 )
-from samecurve.tasks.huggingface.sections import HFData
+from samecurve_products.text.huggingface.sections import HFData
 
 SENTENCE = "a bird sang of the sea and of salt while rain fell on the old stone house"
 WORDS = SENTENCE.split()
@@ -524,7 +524,7 @@ def test_chunks_and_processes_change_no_token(
     text.write_text("\n".join(" ".join(WORDS) for _ in range(60)))
     whole = [prepared(source, tmp_path / "1", tokenizer) for source in (lines, str(text))]
     for name, value in SMALL_PIECES.items():
-        monkeypatch.setattr(f"samecurve.tasks.huggingface.data.{name}", value)
+        monkeypatch.setattr(f"samecurve_products.text.huggingface.data.{name}", value)
     parts = [prepared(source, tmp_path / "2", tokenizer) for source in (lines, str(text))]
     assert [data.fingerprint for data in parts] == [data.fingerprint for data in whole]
 
@@ -532,9 +532,9 @@ def test_chunks_and_processes_change_no_token(
 _KILLED = """
 import sys, os, signal
 from pathlib import Path
-from samecurve.tasks.huggingface.data import parts, records
-from samecurve.tasks.huggingface.data.prepared_data import prepare_data
-from samecurve.tasks.huggingface.sections import HFData
+from samecurve_products.text.huggingface.data import parts, records
+from samecurve_products.text.huggingface.data.prepared_data import prepare_data
+from samecurve_products.text.huggingface.sections import HFData
 records._CHUNK, parts._PART = 500, 1200
 write, count = parts._Part.write, []
 def killed(self, *arguments):
@@ -663,7 +663,7 @@ def test_what_a_process_finds_is_told_as_if_there_were_one(
 ) -> None:
     rows = [*texts(80), {"word": "salt"}]
     for name, value in SMALL_PIECES.items():
-        monkeypatch.setattr(f"samecurve.tasks.huggingface.data.{name}", value)
+        monkeypatch.setattr(f"samecurve_products.text.huggingface.data.{name}", value)
     with pytest.raises(UserError) as refused:
         prepared(str(write_lines(tmp_path / "t.jsonl", rows)), tmp_path)
     assert refused.value.where.endswith("t.jsonl:81")

@@ -17,9 +17,9 @@ from samecurve.core.protocols import Arrays
 from samecurve.data import feed
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.sections import HFData, HFModel
-from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
 from samecurve.worker.jobs.train_job import rehearse
+from samecurve_products.text.huggingface.sections import HFData, HFModel
+from samecurve_products.text.huggingface.torch_task import TorchHuggingFace
 from tiny import config_of
 from worlds import Pool
 

@@ -21,9 +21,9 @@ from samecurve.core.protocols import Arrays
 from samecurve.errors import UserError
 from samecurve.run.export_weights import export
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.float64 import Float64
-from samecurve.tasks.huggingface.sections import HFData, HFModel
-from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
+from samecurve_products.text.huggingface.float64 import Float64
+from samecurve_products.text.huggingface.sections import HFData, HFModel
+from samecurve_products.text.huggingface.torch_task import TorchHuggingFace
 from tiny import config_of
 from worlds import Pool
 

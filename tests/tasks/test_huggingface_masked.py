@@ -23,11 +23,11 @@ from samecurve.errors import UserError
 from samecurve.observe import read_events
 from samecurve.run.export_weights import export
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.float64 import Float64
-from samecurve.tasks.huggingface.masked import Masking
-from samecurve.tasks.huggingface.sections import HFData, HFModel
-from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
 from samecurve.torch_engine.randomness.keyed_numbers import KeyedNumbers, Tables
+from samecurve_products.text.huggingface.float64 import Float64
+from samecurve_products.text.huggingface.masked import Masking
+from samecurve_products.text.huggingface.sections import HFData, HFModel
+from samecurve_products.text.huggingface.torch_task import TorchHuggingFace
 from tiny import config_of
 from worlds import Pool
 

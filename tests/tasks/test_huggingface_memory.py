@@ -23,9 +23,9 @@ from samecurve.errors import UserError
 from samecurve.features.recompute import Recompute
 from samecurve.features.recompute.torch_hooks import recompute
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.costs import cost_facts
-from samecurve.tasks.huggingface.torch_task import TorchHuggingFace
 from samecurve.torch_engine.precision import autocast_for
+from samecurve_products.text.huggingface.costs import cost_facts
+from samecurve_products.text.huggingface.torch_task import TorchHuggingFace
 from tiny import config_of
 
 ROWS, LENGTH = 8, 256

@@ -25,12 +25,12 @@ from samecurve.run.export_weights import export
 from samecurve.run.prepare import StartRequest, prepare
 from samecurve.run.resume import Options
 from samecurve.tasks import Tasks, entry_of, open_task
-from samecurve.tasks.huggingface.adapter import add_adapter, linear_layers
-from samecurve.tasks.huggingface.float64 import Float64
-from samecurve.tasks.huggingface.sections import Adapter
-from samecurve.tasks.lora.quantized import CODES, SCALES, Packing, QuantizedLinear
-from samecurve.tasks.lora.sections import Quantize
 from samecurve.torch_engine.model.model_builder import FirstValues
+from samecurve_products.lora.quantized import CODES, SCALES, Packing, QuantizedLinear
+from samecurve_products.lora.sections import Quantize
+from samecurve_products.text.huggingface.adapter import add_adapter, linear_layers
+from samecurve_products.text.huggingface.float64 import Float64
+from samecurve_products.text.huggingface.sections import Adapter
 from starts import start, train
 from tiny import MACHINE, config_of
 from worlds import Pool

@@ -11,8 +11,8 @@ from test_huggingface import COMMON
 
 from samecurve.errors import UserError
 from samecurve.tasks import open_task
-from samecurve.tasks.huggingface.data.prepared_data import PreparedData, prepare_data
-from samecurve.tasks.huggingface.sections import HFData
+from samecurve_products.text.huggingface.data.prepared_data import PreparedData, prepare_data
+from samecurve_products.text.huggingface.sections import HFData
 from tiny import config_of
 
 END = 300

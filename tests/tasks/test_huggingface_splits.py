@@ -9,8 +9,12 @@ import pytest
 from test_huggingface_data import write_lines
 
 from samecurve.errors import UserError
-from samecurve.tasks.huggingface.data.prepared_data import PreparedData, other_data, prepare_data
-from samecurve.tasks.huggingface.sections import HFData
+from samecurve_products.text.huggingface.data.prepared_data import (
+    PreparedData,
+    other_data,
+    prepare_data,
+)
+from samecurve_products.text.huggingface.sections import HFData
 
 # files by their path; all rows of a file are the same word
 HUB = {"data/train-00000-of-00002.jsonl": "train", "data/train-00001-of-00002.jsonl": "more",

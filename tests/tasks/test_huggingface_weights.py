@@ -20,7 +20,7 @@ from samecurve.run.export_weights import export
 from samecurve.run.sample_run import Prompt, sample
 from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
-from samecurve.tasks.huggingface.float64 import Float64
+from samecurve_products.text.huggingface.float64 import Float64
 from tiny import config_of
 from worlds import Pool
 

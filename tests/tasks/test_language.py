@@ -14,10 +14,10 @@ from samecurve.core.protocols import Initial
 from samecurve.core.weights import values
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
-from samecurve.tasks.language.corpus import prepare_corpora
-from samecurve.tasks.language.sections import LanguageData, LanguageModel, model_facts
-from samecurve.tasks.language.torch_task import Decoder, TorchLanguage
 from samecurve.torch_engine.optimizers import hidden_matrices
+from samecurve_products.text.language.corpus import prepare_corpora
+from samecurve_products.text.language.sections import LanguageData, LanguageModel, model_facts
+from samecurve_products.text.language.torch_task import Decoder, TorchLanguage
 
 FIELDS = LanguageModel(
     hidden_size=64, num_layers=3, num_heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32
@@ -187,7 +187,9 @@ def test_kept_activations_are_counted_by_the_kernels_of_gpus(
         kernel, width, model = SDPBackend.MATH, 8, model.double()
     rows = made.train_data()[np.arange(4)]
     batch = {name: torch.from_numpy(array) for name, array in rows.items()}
-    monkeypatch.setattr("samecurve.tasks.language.torch_task.takes_groups", lambda _query: False)
+    monkeypatch.setattr(
+        "samecurve_products.text.language.torch_task.takes_groups", lambda _query: False
+    )
     with sdpa_kernel(kernel):
         kept = kept_by_autograd(made, model, batch)
     activations = kept - width * 128 * made.vocab  # the head's gradient is in `scratch`

@@ -17,11 +17,11 @@ from samecurve.errors import UserError
 from samecurve.launch.rank_agreement import identity
 from samecurve.observe import read_events
 from samecurve.tasks import Tasks
-from samecurve.tasks.language import corpus
-from samecurve.tasks.language.sections import LanguageData, LanguageModel
-from samecurve.tasks.language.torch_task import TorchLanguage
-from samecurve.tasks.text import use_splits
-from samecurve.tasks.text.tokenizer import train_bpe
+from samecurve_products.text.language import corpus
+from samecurve_products.text.language.sections import LanguageData, LanguageModel
+from samecurve_products.text.language.torch_task import TorchLanguage
+from samecurve_products.text_files import use_splits
+from samecurve_products.text_files.tokenizer import train_bpe
 
 MODEL = LanguageModel(hidden_size=8, num_layers=1, num_heads=2, max_seq_len=16)
 LETTERS = {"train": "a", "valid": "b", "val": "b", "dev": "b", "test": "c"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, decoders, normalizers
 
-from samecurve.tasks.text.stretching import MOST, stretching
+from samecurve_products.text_files.stretching import MOST, stretching
 
 USUAL = [
     None,

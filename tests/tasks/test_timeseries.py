@@ -20,15 +20,15 @@ from samecurve.core.sample_numbers import serving
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe import read_events
 from samecurve.tasks import open_task
-from samecurve.tasks.classification import weigh_classes
-from samecurve.tasks.timeseries.augment import drop_channels, jitter, scale, warp_time
-from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
-from samecurve.tasks.timeseries.task import TimeSeriesTask
 from samecurve.torch_engine.randomness import (
     MicroBatchContext,
     StagedKeys,
     numbers_in_work,
 )
+from samecurve_products.sensors.augment import drop_channels, jitter, scale, warp_time
+from samecurve_products.sensors.sections import TimeSeriesData, TimeSeriesModel
+from samecurve_products.sensors.task import TimeSeriesTask
+from samecurve_products.task_parts.classification import weigh_classes
 from starts import start, train
 from tiny import config_of
 from worlds import Pool

@@ -13,11 +13,11 @@ from har_sets import CHANNELS, CLASSES, EACH, LENGTH, SUBJECTS, as_text, wave, w
 
 from commands import refused, samecurve
 from samecurve.errors import UserError
-from samecurve.tasks.timeseries.har_files import read_har
-from samecurve.tasks.timeseries.prepared import prepare_windows, stamp_windows
-from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
-from samecurve.tasks.timeseries.synthetic import as_line, write_files
-from samecurve.tasks.timeseries.task import TimeSeriesTask
+from samecurve_products.sensors.har_files import read_har
+from samecurve_products.sensors.prepared import prepare_windows, stamp_windows
+from samecurve_products.sensors.sections import TimeSeriesData, TimeSeriesModel
+from samecurve_products.sensors.synthetic import as_line, write_files
+from samecurve_products.sensors.task import TimeSeriesTask
 
 # the beginning of a file of the real set, to the byte
 REAL = (

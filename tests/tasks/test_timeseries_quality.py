@@ -15,9 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from commands import samecurve
 from samecurve.core.config.document import read_file
 from samecurve.observe import read_events
-from samecurve.tasks.timeseries.sections import TimeSeriesData, TimeSeriesModel
-from samecurve.tasks.timeseries.synthetic import VERSION
-from samecurve.tasks.timeseries.task import TimeSeriesTask
+from samecurve_products.sensors.sections import TimeSeriesData, TimeSeriesModel
+from samecurve_products.sensors.synthetic import VERSION
+from samecurve_products.sensors.task import TimeSeriesTask
 
 ROOT = Path(__file__).parents[2]
 

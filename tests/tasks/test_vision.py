@@ -22,9 +22,9 @@ from samecurve.core.protocols import MicroBatch
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
 from samecurve.jax_engine.sample_numbers import keyed_arrays, with_numbers
-from samecurve.tasks.vision.jax_task import JaxVision
-from samecurve.tasks.vision.sections import VisionData, VisionModel
-from samecurve.tasks.vision.torch_task import TorchVision
+from samecurve_products.pictures.vision.jax_task import JaxVision
+from samecurve_products.pictures.vision.sections import VisionData, VisionModel
+from samecurve_products.pictures.vision.torch_task import TorchVision
 from tiny import config_of
 from worlds import Pool
 

@@ -13,12 +13,12 @@ from PIL import Image
 from commands import samecurve
 from samecurve.core.protocols import Part
 from samecurve.errors import UserError
-from samecurve.tasks.vision.data import pathfinder_set
-from samecurve.tasks.vision.data.pathfinder import draw_image, draw_scene
-from samecurve.tasks.vision.data.pathfinder_set import SHEET, read_pathfinder
-from samecurve.tasks.vision.data.sources import open_images, stamp_images
-from samecurve.tasks.vision.sections import VisionData, VisionModel
-from samecurve.tasks.vision.task import VisionTask
+from samecurve_products.pictures.vision.data import pathfinder_set
+from samecurve_products.pictures.vision.data.pathfinder import draw_image, draw_scene
+from samecurve_products.pictures.vision.data.pathfinder_set import SHEET, read_pathfinder
+from samecurve_products.pictures.vision.data.sources import open_images, stamp_images
+from samecurve_products.pictures.vision.sections import VisionData, VisionModel
+from samecurve_products.pictures.vision.task import VisionTask
 
 ROOT = Path(__file__).parents[2]
 

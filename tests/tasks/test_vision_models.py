@@ -15,11 +15,11 @@ from flax import nnx
 from numpy.typing import NDArray
 
 from samecurve.jax_engine.model import named_values
-from samecurve.tasks.vision.flax_mixers import MIXERS
-from samecurve.tasks.vision.flax_model import Classifier as FlaxClassifier
-from samecurve.tasks.vision.layout import Grid
-from samecurve.tasks.vision.sections import VisionModel
-from samecurve.tasks.vision.torch_model import Classifier as TorchClassifier
+from samecurve_products.pictures.vision.flax_mixers import MIXERS
+from samecurve_products.pictures.vision.flax_model import Classifier as FlaxClassifier
+from samecurve_products.pictures.vision.layout import Grid
+from samecurve_products.pictures.vision.sections import VisionModel
+from samecurve_products.pictures.vision.torch_model import Classifier as TorchClassifier
 
 GRID = Grid(4, 6)
 ROWS, WIDTH = 2, 4

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from samecurve.errors import UserError
-from samecurve.tasks.language.sections import LanguageModel
-from samecurve.tasks.language.torch_task import Decoder
 from samecurve.torch_engine.model.model_setup import seeded
+from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language.torch_task import Decoder
 
 pytest.importorskip("torchao", reason="torchao is not installed (the extra fp8)")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torchao's own, of its import

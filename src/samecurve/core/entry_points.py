@@ -1,7 +1,4 @@
-"""What installed packages bring: the entry points of a group, and how one of them is loaded.
-
-Our products come in the same way. No other package replaces one of ours.
-"""
+"""What installed packages bring by entry points, our products as others. None replaces ours."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -19,11 +16,12 @@ def installed(kind: str) -> Mapping[str, EntryPoint]:
 
     kind: tasks, features, verbs, importers or predictors. Finding them takes some milliseconds
     """
-    points = sorted(entry_points(group=f"samecurve.{kind}"), key=_is_ours)
+    points = sorted(entry_points(group=f"samecurve.{kind}"), key=is_ours)
     return {point.name: point for point in points}
 
 
-def _is_ours(point: EntryPoint) -> bool:
+def is_ours(point: EntryPoint) -> bool:
+    """Whether the thing comes with this program."""
     return point.dist is not None and point.dist.name == _OURS
 
 

@@ -28,9 +28,8 @@ _OTHER_OUTPUT = re.compile(
     r"^(?:\[rank\d+\]:)?\[[IWEF]\d{4} |^Exception ignored |^frame #\d+: |^Exception raised from "
 )
 _OUR_ROOMS = (
-    "core|features|processes|convert|simulation|data|probe|checkpoint|observe|diagnose"
-    "|torch_engine|jax_engine|report|tasks|watch|run|worker|launch|experiments|ui|cli|api"
-    "|interview|storage|submit"
+    "core|features|processes|data|probe|checkpoint|observe|diagnose|torch_engine|jax_engine"
+    "|tasks|watch|run|worker|launch|experiments|cli|api|storage"
 )
 _LAUNCHER_FILES = re.compile(
     r"^<frozen (?:runpy|importlib)|/runpy\.py$|/importlib/__init__\.py$"
@@ -45,13 +44,14 @@ _WRAPPER_FILES = re.compile(
 )
 _OUR_FILES = re.compile(
     rf"/samecurve/(?:(?!launch/script/)(?:{_OUR_ROOMS})/|(?:errors|terminal|units)\.py$)"
+    r"|/samecurve_products/"
 )
 _LIBRARY_FILES = re.compile(
     rf"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<|{_OUR_FILES.pattern}|/samecurve/launch/"
 )
 _PATH_TO_LIBRARY = re.compile(
     r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/"
-    rf"|^.*/(?=samecurve/(?:{_OUR_ROOMS})/)"
+    rf"|^.*/(?=samecurve/(?:{_OUR_ROOMS})/|samecurve_products/)"
 )
 
 

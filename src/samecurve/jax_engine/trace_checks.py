@@ -14,9 +14,9 @@ import numpy as np
 from flax import nnx
 from jax.interpreters.partial_eval import dce_jaxpr
 
-import samecurve
 from samecurve.core.determinism import Mean
 from samecurve.core.protocols import START, Progress
+from samecurve.core.system import KERNEL, PRODUCTS
 from samecurve.errors import UserError
 from samecurve.jax_engine.array_types import Arrays, HostArray, PyTree
 from samecurve.jax_engine.dropout import refuse_repeated_masks
@@ -147,7 +147,7 @@ def _line_of(equation: Any) -> str:
     for frame in traceback.frames if traceback else ():
         file = Path(frame.file_name)
         is_installed = {"site-packages", "dist-packages"}.intersection(file.parts)
-        if not is_installed and not file.is_relative_to(Path(samecurve.__file__).parent):
+        if not is_installed and not any(map(file.is_relative_to, (KERNEL, PRODUCTS))):
             return f"{file}:{frame.line_num}: "
     return ""
 

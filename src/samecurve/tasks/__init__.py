@@ -4,7 +4,6 @@ The registry of tasks is here: ours and those of installed packages by name, use
 Importing this imports no engine; a task's class is imported where it is opened.
 """
 
-import functools
 import hashlib
 import importlib
 import inspect
@@ -216,7 +215,7 @@ class TaskEntry:
     @property
     def _is_ours(self) -> bool:
         """Whether the classes are this program's, whose errors are not explained as a user's."""
-        return any(where.startswith("samecurve.") for where in self.classes.values())
+        return any(where.startswith("samecurve_products.") for where in self.classes.values())
 
     def _source_files(self) -> list[Path]:
         """The files of the classes, as far as they have any."""
@@ -307,16 +306,12 @@ def open_task(config: Config, cache: Path | str) -> "TaskAdapter":
     return entry_of(config.task).open(config, cache)
 
 
-@functools.cache
-def built_in() -> Mapping[str, str]:
-    """Our tasks by name, each with its package: a folder beside this file that has an ENTRY.
+def built_in() -> tuple[str, ...]:
+    """The names of the tasks that come with this program; the default task comes first."""
+    from samecurve.core.entry_points import is_ours
 
-    The default task comes first.
-    """
-    pages = Path(__file__).parent.glob("*/__init__.py")
-    names = [page.parent.name for page in pages if "\nENTRY = TaskEntry(" in page.read_text()]
-    names.sort(key=lambda name: (name != DEFAULT_TASK, name))
-    return {name: f"samecurve.tasks.{name}" for name in names}
+    names = [name for name, point in installed().items() if is_ours(point)]
+    return tuple(sorted(names, key=lambda name: (name != DEFAULT_TASK, name)))
 
 
 class Tasks:
@@ -345,7 +340,7 @@ class Tasks:
         """A name, or path/to/file.py:Class, whether or not that file exists."""
         if not isinstance(task, str):
             return False
-        return task in built_in() or place_of(task) is not None or task in installed()
+        return task in installed() or place_of(task) is not None
 
     def sections(self, task: str) -> TaskSections:
         return entry_of(task).sections()
@@ -359,12 +354,7 @@ def entry_of(task: str) -> TaskEntry:
     place = place_of(task)
     if place is not None:
         return UserFile(classes={}, place=place)
-    if task in built_in():
-        entry = importlib.import_module(built_in()[task]).ENTRY
-    else:
-        entry = _load_installed(task, installed()[task])
-    assert isinstance(entry, TaskEntry)
-    return entry
+    return _load_installed(task, installed()[task])
 
 
 def installed() -> "Mapping[str, EntryPoint]":
@@ -374,10 +364,10 @@ def installed() -> "Mapping[str, EntryPoint]":
     return installed_entries("tasks")
 
 
-def _load_installed(task: str, point: "EntryPoint") -> object:
+def _load_installed(task: str, point: "EntryPoint") -> TaskEntry:
     from samecurve.core.entry_points import load
 
-    entry = load(point, "task")
+    entry: object = load(point, "task")
     if not isinstance(entry, TaskEntry):
         package = point.dist.name if point.dist else point.value
         raise UserError(

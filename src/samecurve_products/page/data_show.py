@@ -18,12 +18,12 @@ from samecurve.errors import UserError
 from samecurve.probe import probe
 from samecurve.run.describe import check_installed
 from samecurve.run.preconditions import check_before_facts
-from samecurve.tasks.preview.about import LeftOut
-from samecurve.tasks.preview.open_data import Preview, Split, preview
-from samecurve.tasks.preview.parts import Curves, Picture, Sample, Value
-from samecurve.tasks.preview.statistics import MOST_SECONDS, ArrayStatistics, Statistics
-from samecurve.tasks.preview.text_parts import Text
 from samecurve.units import counted
+from samecurve_products.preview.about import LeftOut
+from samecurve_products.preview.open_data import Preview, Split, preview
+from samecurve_products.preview.parts import Curves, Picture, Sample, Value
+from samecurve_products.preview.statistics import MOST_SECONDS, ArrayStatistics, Statistics
+from samecurve_products.preview.text_parts import Text
 from samecurve_products.report.blocks import (
     COLOURS,
     Bar,

@@ -33,7 +33,7 @@ def data() -> None:
 )
 def har(*, directory: Path) -> None:
     """Make a data set of walking and resting people, for task timeseries."""
-    from samecurve.tasks.timeseries.synthetic import write_set
+    from samecurve_products.sensors.synthetic import write_set
 
     lines = write_set(directory)
     echo("\n".join(lines))
@@ -68,7 +68,7 @@ def shapes(*, directory: Path, count: int, size: int, seed: int) -> None:
 
     DIR is a new directory. The same options give the same files.
     """
-    from samecurve.tasks.diffusion.data.shapes import write_shapes
+    from samecurve_products.pictures.diffusion.data.shapes import write_shapes
 
     lines = write_shapes(directory, count=count, size=size, seed=seed)
     echo("\n".join(lines))
@@ -132,7 +132,7 @@ def pathfinder(
     DIR is a new directory: a folder for each class, and sheet.png to look at. The same options give
     the same files.
     """
-    from samecurve.tasks.vision.data.pathfinder_set import Drawing, write_pathfinder
+    from samecurve_products.pictures.vision.data.pathfinder_set import Drawing, write_pathfinder
 
     drawing = Drawing(
         size=size, contour=int(contour), distractors=distractors, seed=seed, shortest=shortest

@@ -13,7 +13,7 @@ import torch
 from tiny_pipelines import clip_tokenizer, qwen_tokenizer
 from torch import nn
 
-from samecurve.tasks.diffusion.families.library import library
+from samecurve_products.pictures.diffusion.families.library import library
 
 _DIFFUSERS = "diffusion_pytorch_model"
 _TRANSFORMERS = "model"

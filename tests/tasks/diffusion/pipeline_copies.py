@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from samecurve.tasks.diffusion.families.library import library
-from samecurve.tasks.diffusion.families.opened import OpenedPipeline
-from samecurve.tasks.diffusion.families.pipeline import open_pipeline
+from samecurve_products.pictures.diffusion.families.library import library
+from samecurve_products.pictures.diffusion.families.opened import OpenedPipeline
+from samecurve_products.pictures.diffusion.families.pipeline import open_pipeline
 
 INDEX, UNET, SCHEDULER = "model_index.json", "unet/config.json", "scheduler/scheduler_config.json"
 

@@ -9,8 +9,13 @@ import pytest
 from picture_sets import data_of, noise, opened, refusal, write_folder
 
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.data.buckets import Buckets, Shape, check_resolution, check_sides
-from samecurve.tasks.diffusion.data.pictures import scale_to_cover
+from samecurve_products.pictures.diffusion.data.buckets import (
+    Buckets,
+    Shape,
+    check_resolution,
+    check_sides,
+)
+from samecurve_products.pictures.diffusion.data.pictures import scale_to_cover
 
 RULES = [
     Buckets(resolution, step, longest)

@@ -13,11 +13,11 @@ from picture_sets import data_of, noise, opened, pictures_of, quietly, refusal, 
 from samecurve.core.config.document import read_file
 from samecurve.core.config.loading import load
 from samecurve.tasks import Tasks
-from samecurve.tasks.diffusion.data.picture_set import open_pictures
-from samecurve.tasks.diffusion.data.source import PixelRows
-from samecurve.tasks.diffusion.data.views import Views
-from samecurve.tasks.diffusion.sections import DiffusionData
 from samecurve_products.convert.tools import convert
+from samecurve_products.pictures.diffusion.data.picture_set import open_pictures
+from samecurve_products.pictures.diffusion.data.source import PixelRows
+from samecurve_products.pictures.diffusion.data.views import Views
+from samecurve_products.pictures.diffusion.sections import DiffusionData
 
 RED = noise(16, 16, 1)
 

@@ -11,11 +11,11 @@ from pipeline_copies import INDEX, SCHEDULER, changed, own_pipeline
 from tiny_pipelines import CLIP_LENGTH
 from torch import Tensor
 
-from samecurve.tasks.diffusion.families.denoising import denoise, sample
-from samecurve.tasks.diffusion.families.library import library
-from samecurve.tasks.diffusion.families.loading import Parts, load_model
-from samecurve.tasks.diffusion.families.opened import OpenedPipeline
-from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline
+from samecurve_products.pictures.diffusion.families.denoising import denoise, sample
+from samecurve_products.pictures.diffusion.families.library import library
+from samecurve_products.pictures.diffusion.families.loading import Parts, load_model
+from samecurve_products.pictures.diffusion.families.opened import OpenedPipeline
+from samecurve_products.pictures.diffusion.families.pipeline import family_of, open_pipeline
 
 # diffusers' own schedulers, with newer numpy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

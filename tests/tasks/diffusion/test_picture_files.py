@@ -15,8 +15,8 @@ from picture_sets import encoded, noise, opened, refusal, rgb, write_folder
 from PIL import Image
 from PIL.Image import Transpose
 
-from samecurve.tasks.pictures import scan_cache
-from samecurve.tasks.pictures.picture_files import (
+from samecurve_products.pictures.files import scan_cache
+from samecurve_products.pictures.files.picture_files import (
     BrokenPictureError,
     FileFacts,
     decode,

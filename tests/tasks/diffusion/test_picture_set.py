@@ -22,13 +22,13 @@ from picture_sets import (
 )
 from PIL import Image
 
-from samecurve.tasks.diffusion.data.about import about_pictures
-from samecurve.tasks.diffusion.data.picture_set import (
+from samecurve_products.pictures.diffusion.data.about import about_pictures
+from samecurve_products.pictures.diffusion.data.picture_set import (
     PictureSet,
     open_pictures,
     stamp_pictures,
 )
-from samecurve.tasks.pictures.held_out import held_out
+from samecurve_products.pictures.files.held_out import held_out
 
 
 def test_no_picture_is_dropped_or_repeated(tmp_path: Path, cache: Path) -> None:

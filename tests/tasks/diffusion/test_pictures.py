@@ -20,18 +20,18 @@ from picture_sets import (
 )
 from PIL import Image
 
-from samecurve.tasks.diffusion.data.picture_set import (
+from samecurve_products.pictures.diffusion.data.picture_set import (
     PictureSet,
     open_pictures,
 )
-from samecurve.tasks.diffusion.data.pictures import (
+from samecurve_products.pictures.diffusion.data.pictures import (
     encoding_key,
     read_mask,
     read_pixels,
     sizes_of,
 )
-from samecurve.tasks.diffusion.data.source import PixelRows
-from samecurve.tasks.diffusion.data.views import Views
+from samecurve_products.pictures.diffusion.data.source import PixelRows
+from samecurve_products.pictures.diffusion.data.views import Views
 
 
 def rows_of(pictures: PictureSet, data: Any, epoch: int = 0) -> dict[int, bytes]:
@@ -70,9 +70,9 @@ READ = """
 import sys
 from pathlib import Path
 import numpy as np
-from samecurve.tasks.diffusion.data.picture_set import open_pictures
-from samecurve.tasks.diffusion.data.source import PixelRows
-from samecurve.tasks.diffusion.sections import DiffusionData
+from samecurve_products.pictures.diffusion.data.picture_set import open_pictures
+from samecurve_products.pictures.diffusion.data.source import PixelRows
+from samecurve_products.pictures.diffusion.sections import DiffusionData
 
 data = DiffusionData.model_validate_json(sys.argv[2])
 train = open_pictures(data, Path(sys.argv[1])).train

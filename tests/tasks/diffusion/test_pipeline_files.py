@@ -18,15 +18,15 @@ from torch import nn
 
 from samecurve.errors import UserError
 from samecurve.run.export_weights import write_weights
-from samecurve.tasks.diffusion.families.export import DENOISER_FILE, write_surroundings
-from samecurve.tasks.diffusion.families.library import library
-from samecurve.tasks.diffusion.families.loading import Parts, build_denoiser, load_model
-from samecurve.tasks.diffusion.families.opened import OpenedPipeline
-from samecurve.tasks.diffusion.families.original_layout import convert_denoiser
-from samecurve.tasks.diffusion.families.original_models import ORIGINAL_MODELS
-from samecurve.tasks.diffusion.families.pipeline import family_of, open_pipeline
 from samecurve.tasks.protocol import ExportedFile
 from samecurve.torch_engine.model.weight_files import WeightArray, read_weights
+from samecurve_products.pictures.diffusion.families.export import DENOISER_FILE, write_surroundings
+from samecurve_products.pictures.diffusion.families.library import library
+from samecurve_products.pictures.diffusion.families.loading import Parts, build_denoiser, load_model
+from samecurve_products.pictures.diffusion.families.opened import OpenedPipeline
+from samecurve_products.pictures.diffusion.families.original_layout import convert_denoiser
+from samecurve_products.pictures.diffusion.families.original_models import ORIGINAL_MODELS
+from samecurve_products.pictures.diffusion.families.pipeline import family_of, open_pipeline
 
 # diffusers' own schedulers, with newer numpy
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -65,7 +65,7 @@ def test_parts_are_loaded_when_they_are_asked_for(
 def test_opening_a_pipeline_imports_no_engine(pipelines: Mapping[str, Path]) -> None:
     code = (
         "import sys; from pathlib import Path;"
-        "from samecurve.tasks.diffusion.families.pipeline import open_pipeline;"
+        "from samecurve_products.pictures.diffusion.families.pipeline import open_pipeline;"
         "opened = open_pipeline(Path(sys.argv[1]));"
         "print(opened.multiple, opened.prediction, 'torch' in sys.modules)"
     )

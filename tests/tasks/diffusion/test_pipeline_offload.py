@@ -19,9 +19,9 @@ from test_pipelines import LORA, values
 from samecurve.checkpoint.format import load
 from samecurve.core.planning.memory import packed_bytes
 from samecurve.tasks import open_task
-from samecurve.tasks.diffusion.whole_modules import whole_modules
 from samecurve.torch_engine.model.frozen_blocks import frozen_blocks
 from samecurve.torch_engine.model.model_setup import name_blocks, repeated_blocks
+from samecurve_products.pictures.diffusion.whole_modules import whole_modules
 from starts import start, train
 from tiny import config_of
 from worlds import Pool

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.families.pipeline import open_pipeline
+from samecurve_products.pictures.diffusion.families.pipeline import open_pipeline
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 BAD: dict[str, tuple[Callable[[Copy], object], str]] = {

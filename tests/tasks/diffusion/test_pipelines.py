@@ -130,7 +130,7 @@ def picture(pipeline: Path, adapter: Path | None = None) -> Any:
     """A picture that diffusers makes by itself."""
     import torch
 
-    from samecurve.tasks.diffusion.families.library import library
+    from samecurve_products.pictures.diffusion.families.library import library
 
     opened: Any = library("diffusers").DiffusionPipeline.from_pretrained(
         pipeline, local_files_only=True

@@ -12,10 +12,15 @@ from PIL import Image
 
 from commands import refused
 from samecurve.cli.main import cli
-from samecurve.tasks.diffusion.data import shapes
-from samecurve.tasks.diffusion.data.picture_set import open_pictures, stamp_pictures
-from samecurve.tasks.diffusion.data.shapes import COLOURS, SHAPES, draw_shape, write_shapes
-from samecurve.tasks.diffusion.sections import DiffusionData
+from samecurve_products.pictures.diffusion.data import shapes
+from samecurve_products.pictures.diffusion.data.picture_set import open_pictures, stamp_pictures
+from samecurve_products.pictures.diffusion.data.shapes import (
+    COLOURS,
+    SHAPES,
+    draw_shape,
+    write_shapes,
+)
+from samecurve_products.pictures.diffusion.sections import DiffusionData
 
 KINDS = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
 

@@ -16,9 +16,9 @@ from tiny_pipelines import save_sd15
 
 from samecurve.core.bucket_order import BucketOrder
 from samecurve.core.config.sections import Config
-from samecurve.tasks.preview.open_data import Split, preview
-from samecurve.tasks.preview.parts import Picture, Value
 from samecurve_products.page.data_show import data_blocks
+from samecurve_products.preview.open_data import Split, preview
+from samecurve_products.preview.parts import Picture, Value
 from tiny import config_of
 
 UNET = {"architecture": "unet", "widths": [8, 16], "head_width": 8, "text_width": 8}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from samecurve.tasks.diffusion.families.library import library
+from samecurve_products.pictures.diffusion.families.library import library
 
 ALL = ["sd15", "sdxl", "z_image", "sd3", "flux", "flux2"]
 CLIP_LENGTH = 77

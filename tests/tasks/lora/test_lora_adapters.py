@@ -12,26 +12,26 @@ from tiny_image_models import TARGETS, build, run, train
 from torch import nn
 
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.sections import Adapter
-from samecurve.tasks.lora.adapter import (
+from samecurve.torch_engine.model.model_builder import FirstValues
+from samecurve.torch_engine.model.weight_files import WeightArray
+from samecurve_products.lora.adapter import (
     first_values,
     import_peft,
     merged,
     peft_config,
     with_adapter_names,
 )
-from samecurve.tasks.lora.image_models import (
+from samecurve_products.lora.image_models import (
     adapted_layers,
     add_adapter,
     find_candidates,
     packings,
     possible_adapters,
 )
-from samecurve.tasks.lora.names import BASE, MAGNITUDE, OWN, A, B
-from samecurve.tasks.lora.quantized import PackedArrays, unpacked
-from samecurve.tasks.lora.sections import Kind, Quantize
-from samecurve.torch_engine.model.model_builder import FirstValues
-from samecurve.torch_engine.model.weight_files import WeightArray
+from samecurve_products.lora.names import BASE, MAGNITUDE, OWN, A, B
+from samecurve_products.lora.quantized import PackedArrays, unpacked
+from samecurve_products.lora.sections import Kind, Quantize
+from samecurve_products.pictures.diffusion.sections import Adapter
 
 needs_library = pytest.mark.skipif(
     find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"

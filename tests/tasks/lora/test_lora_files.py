@@ -14,22 +14,23 @@ from safetensors.torch import save_file
 from tiny_image_models import COMPONENTS, TARGETS, adapter_arrays, build, run, train
 
 from samecurve.errors import UserError
-from samecurve.tasks.diffusion.sections import Adapter
-from samecurve.tasks.lora.adapter import merged
-from samecurve.tasks.lora.file_metadata import AboutFile, file_metadata
-from samecurve.tasks.lora.file_names import FileNames, find_file_names
-from samecurve.tasks.lora.file_reading import is_adapter, read_adapter
-from samecurve.tasks.lora.image_models import add_adapter
-from samecurve.tasks.lora.layouts import (
+from samecurve.run.weights.first_adapter import is_adapter
+from samecurve.torch_engine.model.weight_files import WeightArray, read_weights
+from samecurve_products.lora.adapter import merged
+from samecurve_products.lora.file_metadata import AboutFile, file_metadata
+from samecurve_products.lora.file_names import FileNames, find_file_names
+from samecurve_products.lora.file_reading import read_adapter
+from samecurve_products.lora.image_models import add_adapter
+from samecurve_products.lora.layouts import (
     DIFFUSERS_FILE,
     Layout,
     file_tensors,
     loading_line,
     reader_notes,
 )
-from samecurve.tasks.lora.names import BASE, MAGNITUDE, B
-from samecurve.tasks.lora.sections import Kind
-from samecurve.torch_engine.model.weight_files import WeightArray, read_weights
+from samecurve_products.lora.names import BASE, MAGNITUDE, B
+from samecurve_products.lora.sections import Kind
+from samecurve_products.pictures.diffusion.sections import Adapter
 
 
 @dataclass(frozen=True)

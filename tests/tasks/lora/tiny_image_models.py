@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from samecurve.tasks.lora.adapter import import_peft
-from samecurve.tasks.lora.names import OWN
+from samecurve_products.lora.adapter import import_peft
+from samecurve_products.lora.names import OWN
 
 # layers of every sort: attention, feed-forward, convolutions of 1 and 3, strides of 1 and 2
 UNET_TARGETS = (

@@ -28,7 +28,7 @@ from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe import read_events
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
-from samecurve.tasks.vision.timm_library import create
+from samecurve_products.pictures.vision.timm_library import create
 from starts import start, train
 from tiny import MACHINE, config_of
 from worlds import Pool
@@ -198,7 +198,7 @@ def test_batch_norms_are_refused_synchronised_or_frozen(
 
 
 def test_a_norm_with_an_activation_is_the_same_as_timms() -> None:
-    from samecurve.tasks.vision.backbone import _take_activation_out
+    from samecurve_products.pictures.vision.backbone import _take_activation_out
 
     torch.manual_seed(0)
     model = create("test_efficientnet", num_classes=3)

@@ -19,20 +19,20 @@ from moving_squares import CLASSES, clip, write_folders, write_npz
 from one_curve import check_one_curve
 from samecurve.errors import UserError
 from samecurve.jax_engine.model import named_values
-from samecurve.tasks.preview.about import AboutData
-from samecurve.tasks.preview.parts import Picture, Value, parts_of
-from samecurve.tasks.vision.augment_section import Augment
-from samecurve.tasks.vision.data.augmentation import with_recipe
-from samecurve.tasks.vision.data.image_sets import ImageRows, ImageSets
-from samecurve.tasks.vision.data.sources import open_images
-from samecurve.tasks.vision.data.views import MiddleRows
-from samecurve.tasks.vision.flax_model import Classifier as FlaxClassifier
-from samecurve.tasks.vision.jax_task import JaxVision
-from samecurve.tasks.vision.layout import Grid
-from samecurve.tasks.vision.sections import TORCH_BLOCKS, VisionData, VisionModel
-from samecurve.tasks.vision.task import VisionTask
-from samecurve.tasks.vision.torch_model import Classifier as TorchClassifier
-from samecurve.tasks.vision.torch_task import TorchVision
+from samecurve_products.pictures.vision.augment_section import Augment
+from samecurve_products.pictures.vision.data.augmentation import with_recipe
+from samecurve_products.pictures.vision.data.image_sets import ImageRows, ImageSets
+from samecurve_products.pictures.vision.data.sources import open_images
+from samecurve_products.pictures.vision.data.views import MiddleRows
+from samecurve_products.pictures.vision.flax_model import Classifier as FlaxClassifier
+from samecurve_products.pictures.vision.jax_task import JaxVision
+from samecurve_products.pictures.vision.layout import Grid
+from samecurve_products.pictures.vision.sections import TORCH_BLOCKS, VisionData, VisionModel
+from samecurve_products.pictures.vision.task import VisionTask
+from samecurve_products.pictures.vision.torch_model import Classifier as TorchClassifier
+from samecurve_products.pictures.vision.torch_task import TorchVision
+from samecurve_products.preview.about import AboutData
+from samecurve_products.preview.parts import Picture, Value, parts_of
 from tiny import config_of
 from worlds import Pool
 

@@ -13,11 +13,15 @@ from class_pictures import draw, make_folder
 from PIL import Image
 
 from samecurve.errors import UserError
-from samecurve.tasks.vision.data.folder_images import FolderViews, read_folder, stamp_folder
-from samecurve.tasks.vision.data.image_sets import ImageSets
-from samecurve.tasks.vision.data.shard_images import read_shards
-from samecurve.tasks.vision.data.views import Box, MiddleRows, OpenImage
-from samecurve.tasks.vision.sections import VisionData
+from samecurve_products.pictures.vision.data.folder_images import (
+    FolderViews,
+    read_folder,
+    stamp_folder,
+)
+from samecurve_products.pictures.vision.data.image_sets import ImageSets
+from samecurve_products.pictures.vision.data.shard_images import read_shards
+from samecurve_products.pictures.vision.data.views import Box, MiddleRows, OpenImage
+from samecurve_products.pictures.vision.sections import VisionData
 
 COUNTS = {"disc": 6, "ring": 5, "square": 7}
 

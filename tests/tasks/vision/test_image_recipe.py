@@ -12,12 +12,18 @@ from samecurve.core.determinism.data_order import Order, permute
 from samecurve.core.sample_pairs import paired_ids, positions_of
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import open_task
-from samecurve.tasks.vision.augment_section import Augment
-from samecurve.tasks.vision.data.augmentation import ArrayViews, with_recipe
-from samecurve.tasks.vision.data.image_sets import ImageRows
-from samecurve.tasks.vision.data.operations import _OPERATIONS as OPERATIONS
-from samecurve.tasks.vision.data.recipe import AugmentedRows, blend, cut_in, erased, fitting_box
-from samecurve.tasks.vision.data.views import Box, OpenImage
+from samecurve_products.pictures.vision.augment_section import Augment
+from samecurve_products.pictures.vision.data.augmentation import ArrayViews, with_recipe
+from samecurve_products.pictures.vision.data.image_sets import ImageRows
+from samecurve_products.pictures.vision.data.operations import _OPERATIONS as OPERATIONS
+from samecurve_products.pictures.vision.data.recipe import (
+    AugmentedRows,
+    blend,
+    cut_in,
+    erased,
+    fitting_box,
+)
+from samecurve_products.pictures.vision.data.views import Box, OpenImage
 from tiny import config_of
 from worlds import Pool
 

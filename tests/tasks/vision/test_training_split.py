@@ -18,7 +18,7 @@ from samecurve.data import held_out_data
 from samecurve.launch.evaluate_run import Which, _loaded
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
-from samecurve.tasks.vision.data.recipe import AugmentedRows
+from samecurve_products.pictures.vision.data.recipe import AugmentedRows
 
 ROOT = Path(__file__).parents[3]
 AUGMENT = {"crop": 0.3, "flip": 0.5, "color": 0.4, "mixup": 0.4}

@@ -12,16 +12,16 @@ import torch
 from flax import nnx
 
 from samecurve.jax_engine.model import named_values
-from samecurve.tasks.vision import filters
-from samecurve.tasks.vision.captions import SIDE, with_text
-from samecurve.tasks.vision.data.image_sets import ImageRows
-from samecurve.tasks.vision.filters import filter_pictures
-from samecurve.tasks.vision.flax_layers import bounded, even, inverse
-from samecurve.tasks.vision.jax_task import JaxVision
-from samecurve.tasks.vision.layout import Grid
-from samecurve.tasks.vision.sections import VisionData, VisionModel
-from samecurve.tasks.vision.torch_task import TorchVision
-from samecurve.tasks.vision.wrong_answers import SHOWN, wrong_answers
+from samecurve_products.pictures.vision import filters
+from samecurve_products.pictures.vision.captions import SIDE, with_text
+from samecurve_products.pictures.vision.data.image_sets import ImageRows
+from samecurve_products.pictures.vision.filters import filter_pictures
+from samecurve_products.pictures.vision.flax_layers import bounded, even, inverse
+from samecurve_products.pictures.vision.jax_task import JaxVision
+from samecurve_products.pictures.vision.layout import Grid
+from samecurve_products.pictures.vision.sections import VisionData, VisionModel
+from samecurve_products.pictures.vision.torch_task import TorchVision
+from samecurve_products.pictures.vision.wrong_answers import SHOWN, wrong_answers
 
 CLASSES = ["cat", "dog", "eel"]
 

@@ -16,6 +16,9 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TextIO
 
+# the folders of this program's own code
+KERNEL = Path(__file__).parents[2]
+PRODUCTS = KERNEL.with_name("samecurve_products")
 _READ_AT_ONCE = 1 << 20  # bytes
 _SCRATCH = ".part"
 # scratch directories, and those of former versions, which were named by a key and a process id

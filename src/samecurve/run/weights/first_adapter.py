@@ -5,6 +5,8 @@ weights are that a whole model begins with.
 """
 
 import math
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from samecurve.core.config.sections import Config
@@ -18,6 +20,8 @@ from samecurve.run.weights.initial_weights import Source, check_own_weights
 from samecurve.tasks import entry_of
 from samecurve.units import show_count
 
+CONFIG_FILE = "adapter_config.json"  # beside an adapter's weights, as peft writes it
+_OF_ADAPTERS = re.compile(r"[._]lora[._]|\.dora_scale$|\.lokr_w[12]")  # in names of arrays
 # files with an adapter alone: of the peft library, of diffusers, of `samecurve export`
 _FILES = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors", "lora.safetensors")
 
@@ -58,12 +62,10 @@ def read_first_adapter(path: Path, config: Config, facts: Facts) -> Source | Non
     file = _file_of(path)
     if file is None or not entry.has("read_adapter", config):
         return None
-    from samecurve.tasks.lora.file_factors import CONFIG_FILE
-    from samecurve.tasks.lora.file_reading import is_adapter
     from samecurve.torch_engine.model.weight_files import read_metadata, read_weights
 
     arrays, _ = read_weights(file)
-    if not is_adapter(list(arrays)):
+    if not is_adapter(arrays):
         return None
     if not facts.model.frozen_base or entry.first_weights(config) is None:
         raise UserError(
@@ -87,6 +89,11 @@ def read_first_adapter(path: Path, config: Config, facts: Facts) -> Source | Non
     )
     notes = (summary, *lines, *dtype_notes(config, adapter))
     return Source(path.resolve(), adapter, frozenset(), notes)
+
+
+def is_adapter(names: Iterable[str]) -> bool:
+    """Whether the arrays of a file are an adapter's, by their names."""
+    return any(map(_OF_ADAPTERS.search, names))
 
 
 def _file_of(path: Path) -> Path | None:

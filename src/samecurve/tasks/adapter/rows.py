@@ -176,8 +176,7 @@ class Rows:
         return f"{_KNOWN_BY} rows: {self._digest(0)}"
 
     def check(self) -> None:
-        """UserError: a row changes when it is read again or alone, or with collate()'s order; or
-        holds random numbers that are drawn when it is first read.
+        """UserError: a row changes with the reading, with collate()'s order, or with the process.
 
         A fingerprint() says which data this is, and not that its rows repeat.
         """
@@ -310,9 +309,7 @@ class Rows:
 
 
 def _generator_states(data: Any) -> dict[str, str]:
-    """The states of the generators of random numbers that every code has, and of those that the
-    data has as attributes; as texts by name.
-    """
+    """The states of the random generators that data can draw from, as texts by name."""
     states = {"random": str(random.getstate()), "np.random": str(np.random.get_state(legacy=False))}
     if torch := sys.modules.get("torch"):
         states["torch"] = str(torch.get_rng_state().tolist())

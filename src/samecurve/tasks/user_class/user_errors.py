@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-import samecurve
+from samecurve.core.system import KERNEL, PRODUCTS
 from samecurve.errors import RunError, SamecurveError, UserError, is_ctrl_c, message_of
 from samecurve.tasks.user_class import is_pickled
 
@@ -146,7 +146,7 @@ def _places(error: BaseException, path: Path) -> list[TracebackType]:
     home = path.resolve().parent
     places = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "purelib", "platlib")]
     libraries = [place for place in places if not home.is_relative_to(place)]
-    libraries.append(Path(samecurve.__file__).parent)
+    libraries += [KERNEL, PRODUCTS]
 
     def is_users(file: str) -> bool:
         if file.startswith("<frozen"):

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-import samecurve
 from samecurve.core.nondeterministic import OPERATIONS, Operation
+from samecurve.core.system import KERNEL, PRODUCTS
 
-_LIBRARIES = tuple(f"{path}/" for path in (*torch.__path__, *samecurve.__path__))
+_LIBRARIES = tuple(f"{path}/" for path in (*torch.__path__, KERNEL, PRODUCTS))
 
 
 class NondeterministicCalls:

@@ -19,7 +19,7 @@ from samecurve.torch_engine.randomness.replaced_functions import ReplacedFunctio
 
 Function = Callable[..., Any]  # a function of torch takes its arguments in several forms
 
-_OF_SEVERAL_DEVICES = ("torch", "samecurve")
+_OF_SEVERAL_DEVICES = ("torch", "samecurve", "samecurve_products")
 _CODE_OF_MODELS = ("torch.nn.modules.", "torch.distributed.nn.")  # for the rest of torch see above
 _COMPILER = "torch._dynamo."
 _ANSWERS = {"is_initialized": False, "get_world_size": 1, "get_rank": 0}

@@ -168,7 +168,8 @@ def _rename(
     """
     renamed = []
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in {"torch", "samecurve"} or not isinstance(module, ModuleType):
+        is_skipped = name.partition(".")[0] in {"torch", "samecurve", "samecurve_products"}
+        if is_skipped or not isinstance(module, ModuleType):
             continue
         names = vars(module)
         if sizes.get(name) == len(names):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import samecurve
+from samecurve.core.system import KERNEL, PRODUCTS
 
 if TYPE_CHECKING:
     from samecurve.torch_engine.step import EngineSetup
@@ -101,11 +101,10 @@ def kind_of(filename: str) -> Literal["users", "library", "ours"]:
     path = Path(filename)
     if path.is_relative_to(Path(torch.__file__).parent):
         return "ours"
-    own = Path(samecurve.__file__).parent
-    if path.is_relative_to(own):
-        inner = path.relative_to(own).parts
-        is_task = len(inner) > 2 and inner[0] == "tasks" and inner[1] != "adapter"
-        return "library" if is_task else "ours"
+    if path.is_relative_to(KERNEL):
+        return "ours"
+    if path.is_relative_to(PRODUCTS):
+        return "library"
     if any(path.is_relative_to(library) for library in _LIBRARIES):
         return "library"
     if not _INSTALLED.isdisjoint(path.parts):  # a user's own, or another environment's

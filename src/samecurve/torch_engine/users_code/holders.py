@@ -34,7 +34,14 @@ Holder = MutableMapping[str, Any]  # Any: the values of a user's attributes and 
 _DEPTH = 3  # of objects within objects
 _MOST_NAMES = 16  # in a dict whose values are looked at one by one
 _MOST_HOLDERS = 2000
-_LIBRARIES = ("samecurve.", "torch.", "numpy.", "builtins", "logging.")  # not looked into
+_LIBRARIES = (
+    "samecurve.",
+    "samecurve_products.",
+    "torch.",
+    "numpy.",
+    "builtins",
+    "logging.",
+)  # not looked into
 # what nn.Module and this program keep in a module
 _MODULE_NAMES = frozenset(vars(nn.Module())) | {"_compiled_call_impl", "forward", "samecurve_site"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from samecurve.errors import UserError
-from samecurve.tasks import built_in, installed
+from samecurve.tasks import installed
 from samecurve.tasks.user_class import is_pickled, place_of
 from samecurve.tasks.user_class.local_imports import local_files
 from samecurve_products.page.form.places import Roots
@@ -19,7 +19,7 @@ def check_task(task: object, roots: Roots, home: Path) -> None:
 
     home: the folder that relative paths begin from, which is the working directory
     """
-    if not isinstance(task, str) or task in built_in() or task in installed():
+    if not isinstance(task, str) or task in installed():
         return
     place = place_of(task, home)
     if place is None:

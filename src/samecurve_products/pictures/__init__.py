@@ -1,0 +1,1 @@
+"""Tasks that learn from pictures: vision, diffusion."""

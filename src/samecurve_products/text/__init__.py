@@ -1,0 +1,1 @@
+"""Tasks that learn from texts: language, huggingface."""
