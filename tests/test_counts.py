@@ -17,10 +17,10 @@ from samecurve.core.planning.planner import plan
 from samecurve.errors import UserError
 from samecurve.observe import line_of, read_events
 from samecurve.observe.event_lines import console_lines
-from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import check_picture, keep_pictures, pictures, png
 from samecurve_products.report.evaluation_blocks import evaluations
 from samecurve_products.report.reading import read_run
+from samecurve_products.trackers.metrics import plotted
 from tiny import MACHINE, config_of, ragged_task, tiny_values, train_counting
 from worlds import Pool
 

@@ -14,9 +14,9 @@ import pytest
 from commands import losses, samecurve
 from samecurve.errors import UserError
 from samecurve.observe import read_events
-from samecurve.observe.tensorboard import TensorBoard
 from samecurve.tasks.user_class import Place
 from samecurve.tasks.user_class.load_class import load_class
+from samecurve_products.trackers.tensorboard import TensorBoard
 
 LOSSES = [
     5.5460978690346465,
@@ -53,7 +53,7 @@ def test_its_tensorboard_file_is_gone_on_with(tmp_path: Path) -> None:
     folder = tmp_path / "logs/tensorboard"
     folder.mkdir(parents=True)
     (folder / "events.out.tfevents.lockstep").write_bytes(b"12345")
-    TensorBoard(tmp_path, {"size": 5}).close()
+    TensorBoard(tmp_path, {"size": 5}, "file", "").close()
     assert [path.name for path in folder.iterdir()] == ["events.out.tfevents.samecurve"]
     assert (folder / "events.out.tfevents.samecurve").read_bytes() == b"12345"
 

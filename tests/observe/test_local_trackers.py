@@ -16,8 +16,8 @@ from samecurve.core.config.sections import Track
 from samecurve.core.events import Event
 from samecurve.launch.tracker_process import Tracker
 from samecurve.observe import read_events
-from samecurve.observe.tracked_run import FirstValues
 from samecurve.run.directory import Run
+from samecurve_products.trackers.tracked_run import FirstValues
 from tracked_runs import LOSSES, killed_run, resume, steps, write
 
 # prints a run as JSON: its metrics as [step, value] by name, and more

@@ -27,7 +27,6 @@ from samecurve.data.feed import Feed
 from samecurve.errors import UserError
 from samecurve.features.guard.split_check import SplitCheck, SplitVerdict
 from samecurve.observe.event_lines import console_lines
-from samecurve.observe.metrics import plotted
 from samecurve.observe.plan_text import banner
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks, open_task
@@ -39,6 +38,7 @@ from samecurve.torch_engine.step.step_metrics import NamedMeans
 from samecurve.torch_engine.strategies.threads import ThreadPeer, ThreadTeam
 from samecurve.worker.rank_main import lr_factor
 from samecurve_products.report.steps import Steps
+from samecurve_products.trackers.metrics import plotted
 from tiny import MACHINE
 from worlds import JobFailedError, Pool
 

@@ -14,7 +14,7 @@ _OURS = "samecurve"  # the distribution
 def installed(kind: str) -> Mapping[str, EntryPoint]:
     """The entry points of the group `samecurve.KIND` by name.
 
-    kind: tasks, features, verbs, importers or predictors. Finding them takes some milliseconds
+    kind: tasks, features, verbs, trackers, importers or predictors. A search takes milliseconds
     """
     points = sorted(entry_points(group=f"samecurve.{kind}"), key=is_ours)
     return {point.name: point for point in points}

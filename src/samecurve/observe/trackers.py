@@ -1,5 +1,5 @@
-"""TensorBoard, W&B, MLflow, trackio and Kubeflow as readers of the journal, each in a process of
-its own beside the launcher.
+"""Trackers (TensorBoard, W&B, ...) as readers of the journal, each in a process of its own beside
+the launcher. An entry point of the group `samecurve.trackers` names each tracker's class.
 
 Each tracker has a process of its own, because writing holds the interpreter's lock (52 us a step
 for TensorBoard, 375 for W&B), and because a tracker's imports, threads and exits must not affect
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
+from samecurve.core.entry_points import installed, load
 from samecurve.core.events import Event
 from samecurve.core.system import write_json
 from samecurve.observe import VOIDED, follow_batches
@@ -39,6 +40,11 @@ _PAUSE = 1.0  # seconds between reads of the journal
 
 
 class Tracker(Protocol):
+    """A tracker of a run; made of the run's directory, what `flush` returned last, mode, project.
+
+    It empties what `flush` returned if it needs the journal from its beginning.
+    """
+
     def take(self, event: Event) -> None: ...
 
     def flush(self) -> dict[str, int]:
@@ -89,35 +95,12 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
         # the tracker of a killed launcher may still be reading
         fcntl.flock(lock, fcntl.LOCK_EX)
         covered = _read_state(state_file, project, journal)
-        tracker = _open(name, run, covered, mode, project)
+        tracker: Tracker = load(installed("trackers")[name], "tracker")(run, covered, mode, project)
         for events, position in _events_that_count(journal, stop, covered.get("position", 0)):
             for event in events:
                 tracker.take(event)
             write_json(state_file, {"position": position, "project": project, **tracker.flush()})
         tracker.close()
-
-
-def _open(name: str, run: Path, covered: dict[str, int], mode: str, project: str) -> Tracker:
-    """The tracker of that name. It empties `covered` if it needs the journal from its beginning."""
-    if name == "tensorboard":
-        from samecurve.observe.tensorboard import TensorBoard
-
-        return TensorBoard(run, covered)
-    if name == "kubeflow":
-        from samecurve.observe.kubeflow import Kubeflow
-
-        return Kubeflow(run, json.loads(project))
-    if name == "mlflow":
-        from samecurve.observe.mlflow import MLflow
-
-        return MLflow(run, covered, mode, project)
-    if name == "trackio":
-        from samecurve.observe.trackio import Trackio
-
-        return Trackio(run, covered, mode, project)
-    from samecurve.observe.wandb import WandB
-
-    return WandB(run, covered, mode, project)
 
 
 def _events_that_count(

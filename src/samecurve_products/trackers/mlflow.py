@@ -15,9 +15,9 @@ from mlflow.tracking import MlflowClient
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
-from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
-from samecurve.observe.tracked_run import FirstValues, dotted, identity_of
+from samecurve_products.trackers.metrics import plotted
+from samecurve_products.trackers.tracked_run import FirstValues, dotted, identity_of
 
 _TAG = "samecurve_attempt"  # by which a later start finds the run again
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one request

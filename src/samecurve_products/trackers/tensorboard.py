@@ -17,9 +17,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
 from samecurve.observe.plan_text import banner
+from samecurve_products.trackers.metrics import plotted
 
 
 class TensorBoard:
@@ -29,7 +29,8 @@ class TensorBoard:
     the event file, everything is written anew.
     """
 
-    def __init__(self, run: Path, covered: dict[str, int]) -> None:
+    def __init__(self, run: Path, covered: dict[str, int], mode: str, project: str) -> None:
+        del mode, project
         self._run = run
         path = run / "logs/tensorboard/events.out.tfevents.samecurve"
         former = path.with_name("events.out.tfevents.lockstep")  # the former name of the program

@@ -8,14 +8,13 @@ import json
 import ssl
 import time
 import urllib.request
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
-from samecurve.observe.metrics import plotted
+from samecurve_products.trackers.metrics import plotted
 
 _EVERY = 5.0  # seconds between two reports, as Trainer asks
 _WAIT = 5.0  # seconds for one report
@@ -25,10 +24,11 @@ _MOST_METRICS, _MOST_CHARACTERS = 256, 64
 class Kubeflow:
     """Report a run's progress. A report that fails is left out: the next one says more."""
 
-    def __init__(self, run: Path, places: Sequence[str]) -> None:
-        """places: the url, and the files of the certificate and the token"""
+    def __init__(self, run: Path, covered: dict[str, int], mode: str, places: str) -> None:
+        """places: the url, and the files of the certificate and the token, as JSON"""
+        del covered, mode
         self._plan = run / "plan.json"
-        self._url, self._certificate, self._token = places
+        self._url, self._certificate, self._token = json.loads(places)
         self._metrics: dict[str, float] = {}
         self._first: Event | None = None  # step of this start
         self._last: Event | None = None

@@ -15,9 +15,9 @@ import wandb
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
-from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
-from samecurve.observe.tracked_run import FirstValues, identity_of
+from samecurve_products.trackers.metrics import plotted
+from samecurve_products.trackers.tracked_run import FirstValues, identity_of
 
 
 class WandB:

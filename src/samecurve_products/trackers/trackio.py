@@ -14,9 +14,9 @@ from trackio.sqlite_storage import SQLiteStorage
 
 from samecurve.core.config.document import read_file
 from samecurve.core.events import Event
-from samecurve.observe.metrics import plotted
 from samecurve.observe.pictures import pictures, png
-from samecurve.observe.tracked_run import FirstValues, dotted, identity_of
+from samecurve_products.trackers.metrics import plotted
+from samecurve_products.trackers.tracked_run import FirstValues, dotted, identity_of
 
 
 class Trackio:
