@@ -194,7 +194,7 @@ def write(name: str, result: Mapping[str, Any], machine: str | None = None) -> P
 
 def config_of(values: Mapping[str, Any]) -> Config:
     from samecurve.core.config.document import Document
-    from samecurve.core.config.loading import load
+    from samecurve.core.config.loading import load_document
     from samecurve.tasks import Tasks
 
-    return load(Document(dict(values)), Tasks()).config
+    return load_document(Document(dict(values)), Tasks()).config

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.page import publish
 from samecurve import Mean
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
@@ -136,7 +136,7 @@ def measure(kind: str, workers: int, rounds: int) -> dict[str, list[float]]:
         "train": {"steps": WARM + STEPS[kind]},
         "devices": {"use": "cpu"},
     }
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     opened: Any = open_task(config, "")
     made = plan(config, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), opened.facts())
     sides: dict[str, Callable[[], Iterator[float]]] = {

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from benchmarks.common import UNASKED
 from benchmarks.page import publish
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
@@ -77,7 +77,7 @@ class Runner:
         cores: of the machine that is planned for
         """
         self._clock = clock
-        config = load(Document(dict(values)), Tasks()).config
+        config = load_document(Document(dict(values)), Tasks()).config
         self.task: Any = open_task(config, str(home / "cache"))
         self.facts = self.task.facts()
         machine = Machine(devices=(), links=(), host_bytes=64 << 30, cores=cores)

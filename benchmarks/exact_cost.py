@@ -27,7 +27,7 @@ import torch
 from benchmarks.common import paired
 from benchmarks.exact import Runner
 from benchmarks.page import publish
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 from samecurve.core.planning.exact_auto import least_work
 from samecurve.probe import cpu_name, probe
 from samecurve.torch_engine.precision import set_deterministic
@@ -86,7 +86,7 @@ def values_of(
     """The values of a config. name: of a model; text: that a decoder learns"""
     of = models[name]
     if isinstance(of, str):
-        values = dict(read_file(MODELS_HOME / of).value)
+        values = dict(read_document(MODELS_HOME / of).value)
     else:
         values = {**of, "data": {**of["data"], "source": str(text)}}
     values["train"] = {**values.get("train", {}), "steps": steps}

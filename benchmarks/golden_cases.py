@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.tasks import Tasks
 
@@ -61,7 +61,7 @@ class Case:
     def config_on(self, kind: str, precision: str, most: int) -> Config:
         """The config for this case's layout, on at most so many devices. kind: cpu or cuda."""
         count = min(self.devices, most)
-        document = read_file(ROOT / self.config)
+        document = read_document(ROOT / self.config)
         layout = {
             "train.precision": precision,
             "devices.use": f"cpu:{count}" if kind == "cpu" else ",".join(map(str, range(count))),
@@ -70,7 +70,7 @@ class Case:
         for key, value in {**self.values(kind, count), **layout}.items():
             placed = str(ROOT / value) if value == _TEXT else value  # wherever one stands
             document.set(key, placed, "benchmarks/golden_cases.py")
-        return load(document, Tasks()).config
+        return load_document(document, Tasks()).config
 
     def command(self, precision: str) -> str:
         """The command that trains this case by hand on GPUs."""

@@ -38,8 +38,8 @@ from benchmarks.gpu_main import Add, Race, check, parser_of, race
 from benchmarks.gpu_profile import PROFILED
 from benchmarks.gpu_result import version
 from benchmarks.sides import SIDES, Setting
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.core.system.installation import install_command
@@ -67,7 +67,7 @@ _TINY = {
 
 
 def config_of(arguments: argparse.Namespace, home: Path) -> Config:
-    document, name = read_file(arguments.config), arguments.config.stem
+    document, name = read_document(arguments.config), arguments.config.stem
     vocabulary = _TINY["model.vocab_size"] if arguments.tiny else _VOCABULARY.get(name, 256)
     np.random.default_rng(0).integers(
         0, vocabulary, 2_000_000 if not arguments.tiny else 50_000, dtype=np.uint16
@@ -92,7 +92,7 @@ def config_of(arguments: argparse.Namespace, home: Path) -> Config:
     }
     for key, value in values.items():
         document.set(key, value, "benchmarks/gpu.py")
-    return load(document, Tasks(), name).config
+    return load_document(document, Tasks(), name).config
 
 
 def setting_of(arguments: argparse.Namespace, home: Path) -> Setting:

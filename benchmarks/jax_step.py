@@ -29,7 +29,7 @@ import psutil
 from benchmarks.common import UNASKED, timed
 from benchmarks.page import publish
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
@@ -93,7 +93,7 @@ def setting(home: Path, size: str, devices: str) -> tuple[Config, Any, Plan]:
         "train": {"steps": steps},
         "devices": {"use": devices},
     }
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     task: Any = open_task(config, str(home / "cache"))
     return config, task, plan(config, probe(), task.facts())
 

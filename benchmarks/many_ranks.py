@@ -36,7 +36,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _
 
 from benchmarks.common import UNASKED, write
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.loading import LoadedConfig, load_document
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
@@ -69,7 +69,7 @@ def loaded(home: Path, world: int, strategy: str = "ddp") -> LoadedConfig:
         "train": {"steps": 10},
         "devices": {"use": "cpu:256", "strategy": strategy},
     }
-    return load(Document(values), Tasks())
+    return load_document(Document(values), Tasks())
 
 
 def make_plan(home: Path, world: int, strategy: str = "ddp") -> tuple[LoadedConfig, Plan, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks import page
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import device_spec
@@ -201,7 +201,7 @@ def mpt() -> Facts:
 
 def _config(values: Mapping[str, Any]) -> Config:
     batch = {"per_device": 1}
-    return load(
+    return load_document(
         Document(
             {
                 "batch": batch,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from benchmarks.common import UNASKED
 from benchmarks.exact import STEPS, WARM, values_of
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
@@ -35,7 +35,7 @@ def measure(index: int, group: dist.ProcessGroup, home: Path) -> Mapping[str, An
     """Seconds of steps and of comparisons on one rank."""
     values = values_of(home, "as is", dist.get_world_size(group), "f32")
     values["train"] = {**values["train"], "check_replicas": 10**6}  # of a run that asks for it
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     task: Any = open_task(config, str(home / "cache"))
     made = plan(config, MACHINE, task.facts())
     engine = TorchEngine(task, made, config.optimizer, Comm(group), [torch.device("cpu")])

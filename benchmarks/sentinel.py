@@ -21,7 +21,7 @@ from benchmarks.common import UNASKED
 from benchmarks.exact import STEPS, WARM, values_of
 from benchmarks.page import publish
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
@@ -44,7 +44,7 @@ def measure(
     world = dist.get_world_size(group)
     values = values_of(home, "same slots", world, "f32", strategy)
     values["train"] |= {"sentinel": 2, "steps": 2 * (WARM + steps)}
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     task: Any = open_task(config, str(home / "cache"))
     made = plan(config, MACHINE, task.facts())
     comm = Comm(group if world > 1 else None)

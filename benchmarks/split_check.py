@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from benchmarks.common import timed, write
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import LoadedConfig, load_document
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import samples_tried
 from samecurve.probe import probe
@@ -36,10 +36,10 @@ STEPS, WARM, MACHINE = 16, 4, "8xH100"
 
 
 def loaded(name: str, **changes: dict[str, Any]) -> LoadedConfig:
-    document = read_file(MODELS / name)
+    document = read_document(MODELS / name)
     for section, values in changes.items():
         document.value[section] = {**document.value.get(section, {}), **values}
-    return load(document, Tasks())
+    return load_document(document, Tasks())
 
 
 def measured(accumulate: int, home: Path) -> tuple[float, float, float]:

@@ -8,7 +8,7 @@ import numpy as np
 from rank_runs import train_one_rank
 from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.observe import read_events
@@ -51,7 +51,7 @@ def batch_config(task: str, **sections: Any) -> Config:
         "sample_every": 0,
         **sections.get("train", {}),
     }
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def with_layout(config: Config, strategy: str, world: int) -> Config:

@@ -1,7 +1,8 @@
 """The parts of docs/ that are made from the code: `make docs` writes them, tests compare them.
 
 They are the config's JSON Schema, the table of its keys, the tables of strategies, the table of
-known failures, the table of the fault campaign, and the list of the features (under src/).
+known failures, the names of the seam, the table of the fault campaign, and the list of the features
+(under src/).
 """
 
 import json
@@ -9,6 +10,7 @@ import re
 from pathlib import Path
 
 from chaos_table import campaign_text
+from samecurve import seam
 from samecurve.core.config.json_schema import as_table, json_schema
 from samecurve.core.feature_list import as_json
 from samecurve.core.strategies import strategies_of
@@ -29,6 +31,7 @@ def generated_docs() -> dict[Path, str]:
         docs / "config.md": _with_config_table((docs / "config.md").read_text()),
         docs / "strategies.md": _with_rows((docs / "strategies.md").read_text(), torch_rows),
         docs / "jax.md": _with_rows((docs / "jax.md").read_text(), jax_rows),
+        docs / "seam.md": _with_names((docs / "seam.md").read_text()),
         docs / "failures.md": _with_failures((docs / "failures.md").read_text()),
         ROOT / "benchmarks/chaos.md": _with_campaign((ROOT / "benchmarks/chaos.md").read_text()),
     }
@@ -47,6 +50,32 @@ def _with_rows(page: str, rows: list[str]) -> str:
     table = re.search(r"^\| `--strategy`[^\n]*\n\|---[^\n]*\n((?:\|[^\n]*\n)+)", page, re.MULTILINE)
     assert table, "the page has a table of strategies"
     return page[: table.start(1)] + "".join(f"{row}\n" for row in rows) + page[table.end(1) :]
+
+
+# names of the seam that have no docstring: types by another name, and values
+_WITHOUT_DOCSTRING = {
+    "Arrays": "The arrays of a batch, by name.",
+    "IGNORED": "The label of a position that a loss leaves out.",
+    "Ids": "The ids of samples, int64.",
+    "PATH": "The type of a click argument that is a path.",
+    "Picture": "A picture, uint8 [height, width, 3].",
+}
+
+
+def _with_names(page: str) -> str:
+    """The page with the table of the seam's names."""
+    head, mark, _ = page.partition("| name | what it is |\n|---|---|\n")
+    assert mark, "docs/seam.md ends with the table of names"
+    rows = [f"| `{name}` | {_first_sentence(name)} |\n" for name in sorted(seam.PLACES)]
+    return f"{head}{mark}{''.join(rows)}"
+
+
+def _first_sentence(name: str) -> str:
+    text = _WITHOUT_DOCSTRING.get(name) or getattr(seam, name).__doc__
+    assert text, f"{name} has no docstring"
+    sentence = re.match(r"(.+?\.)(?: |\n|$)", " ".join(text.split()))
+    assert sentence, f"the docstring of {name} begins with no sentence"
+    return sentence[1].replace("|", "\\|")
 
 
 def _with_failures(page: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 from samecurve.cli.main import all_verbs, find_verb
 from samecurve.core.config.document import Document
 from samecurve.core.config.json_schema import as_table
-from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.loading import LoadedConfig, load_document
 from samecurve.core.strategies import strategies_of
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks, built_in, open_task
@@ -62,7 +62,7 @@ def nothing_named(*words: str) -> Check:
 
 
 def configured(**sections: object) -> LoadedConfig:
-    return load(Document({"batch": {"samples": 1}, **sections}), Tasks())
+    return load_document(Document({"batch": {"samples": 1}, **sections}), Tasks())
 
 
 def objectives_of_adapters(sentence: str) -> None:

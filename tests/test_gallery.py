@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from one_curve import check_one_curve
-from samecurve.core.config.document import Document, read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
@@ -42,11 +42,11 @@ OWN_OPTIMIZER = {"moco"}  # which --exact does not let update shards
 
 def example(name: str, **train: Any) -> Config:
     """Its config in f64, `train` replaced in part."""
-    document: Document = read_file(ROOT / "examples" / f"{name}.yaml")
+    document: Document = read_document(ROOT / "examples" / f"{name}.yaml")
     document.set("task", f"{ROOT}/{document.value['task']}", "test")
     for key, value in {"precision": "f64", **train}.items():
         document.set(f"train.{key}", value, "test")
-    return load(document, Tasks()).config
+    return load_document(document, Tasks()).config
 
 
 def possible(name: str, layouts: list[str]) -> list[str]:

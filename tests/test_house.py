@@ -14,6 +14,7 @@ from pathlib import Path
 import grimp
 import pytest
 
+from samecurve import seam
 from samecurve.core.feature_list import listed
 from samecurve.tasks.protocol import OWN_MEMBERS
 
@@ -43,6 +44,8 @@ NAMED = {
 PROMISE_LINES = 580
 ROOMS = (*KERNEL, "tasks/adapter", "tasks/user_class")  # where every run passes through
 LINES_OF_ROOMS = 44_000
+NAMES_OF_THE_SEAM = 90
+BEHIND_THE_SEAM = 239  # names of the kernel that products import beside it; to end at 0
 README = {"lines": 120, "words": 800}  # two screens; what else there is to say has a page in docs/
 
 # Runs the command line and counts, between two steps of the engine on the main thread, the calls of
@@ -214,6 +217,34 @@ def test_the_promise_stands_on_five_pages() -> None:
     inside = {promise, *graph.find_descendants(promise)}
     imported = {name for page in inside for name in graph.find_modules_directly_imported_by(page)}
     assert imported <= inside
+
+
+def test_products_import_the_seam() -> None:
+    """And, until BEHIND_THE_SEAM is 0, names of the kernel that the seam does not have."""
+    behind = {
+        (node.module, name.name)
+        for page in (ROOT / "src/samecurve_products").rglob("*.py")
+        for node in ast.walk(ast.parse(page.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module != "samecurve.seam"
+        if (node.module or "").partition(".")[0] == "samecurve"
+        for name in node.names
+    }
+    assert len(behind) <= BEHIND_THE_SEAM
+    served = {(module, name) for name, module in seam.PLACES.items()}
+    assert not behind & served, "the seam has these"
+
+
+def test_the_seam_is_narrow_and_typed() -> None:
+    """Each name is imported for type checkers as it is at run time."""
+    assert len(seam.PLACES) <= NAMES_OF_THE_SEAM
+    typed = {
+        name.asname: node.module
+        for node in ast.walk(ast.parse(Path(seam.__file__).read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+        if name.asname
+    }
+    assert typed == seam.PLACES
 
 
 def test_the_readme_is_two_screens() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from commands import refused
-from samecurve.core.config.document import parse
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import parse_document
+from samecurve.core.config.loading import load_document
 from samecurve.diagnose.notes import note_of
 from samecurve.errors import InvalidConfigError, RunError, UserError, message_of
 from samecurve.tasks import Tasks
@@ -112,7 +112,7 @@ def test_fifteen_thousand_bad_keys() -> None:
     """They took a minute, and 30,000 lines."""
     text = "batch: {samples: 8}\ntrain:\n" + "".join(f"  k{n}: 1\n" for n in range(15_000))
     with pytest.raises(InvalidConfigError) as refusal:
-        load(parse(text, "c.yaml"), Tasks())
+        load_document(parse_document(text, "c.yaml"), Tasks())
     lines = str(refusal.value).splitlines()
     assert lines[-1] == "and 14988 more like these"
     assert len(lines) < 40
@@ -120,10 +120,10 @@ def test_fifteen_thousand_bad_keys() -> None:
 
 def test_halves_of_characters() -> None:
     """JSON writes a character beyond 65535 in two halves; half of one is no text."""
-    assert parse('{"a": "\\ud83d\\ude00"}', "c.json").value == {"a": "\U0001f600"}
+    assert parse_document('{"a": "\\ud83d\\ude00"}', "c.json").value == {"a": "\U0001f600"}
     for text in ('{"a": "\\ud83d"}', '{"\\ude00": 1}'):
         with pytest.raises(UserError, match="half a character"):
-            parse(text, "c.json")
+            parse_document(text, "c.json")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from samecurve.checkpoint import read_manifest
 from samecurve.checkpoint.format import load
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load as load_config
+from samecurve.core.config.loading import load_document as load_config
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism import Mean
 from samecurve.core.determinism.data_order import Ids

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from samecurve.core.config.document import dump
+from samecurve.core.config.document import dump_document
 from samecurve.core.events import Event
 from samecurve.core.planning.planner import plan
 from samecurve.observe import append_event
@@ -40,7 +40,7 @@ def killed_run(home: Path, corpus: Path, cache: Path) -> Path:
     """A run that was killed at step 12, its last checkpoint at 8."""
     (home / "logs").mkdir(parents=True)
     values = tiny_values(corpus)
-    (home / "config.yaml").write_text(dump(values))
+    (home / "config.yaml").write_text(dump_document(values))
     config = config_of(values)
     resolved = plan(config, MACHINE, ragged_task(config, cache).facts())
     Image.new("RGB", (5, 3), "red").save(home / "logs/red.png")

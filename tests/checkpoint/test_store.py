@@ -14,7 +14,7 @@ import pytest
 from checkpoint_files import ARRAYS, pieces, save, store
 from samecurve.checkpoint import CorruptCheckpointError
 from samecurve.checkpoint import store as checkpoint_store
-from samecurve.checkpoint.format import load, verify
+from samecurve.checkpoint.format import load, verify_checkpoint
 from samecurve.checkpoint.store import Published, checkpoints, newest, sweep
 from samecurve.core.loop import run_due_actions
 from samecurve.core.protocols import ArrayShard, Counters
@@ -30,7 +30,7 @@ def test_ranks_write_shares_and_one_publishes(world: int, tmp_path: Path) -> Non
         stores[rank].save(20, pieces(world, rank), {"skipped": 2})
     for one in stores:
         one.close()
-    verify(tmp_path / "step-00000020")
+    verify_checkpoint(tmp_path / "step-00000020")
     saved = load(tmp_path / "step-00000020")
     assert (saved.step, saved.loop, [save.step for save in saves]) == (20, {"skipped": 2}, [20])
     assert set(saved.arrays) == set(ARRAYS)
@@ -105,7 +105,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     else:
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), damage: 99}))
     with pytest.raises(CorruptCheckpointError, match=says):
-        verify(hurt)
+        verify_checkpoint(hurt)
     found, lines = newest(tmp_path)
     assert found == tmp_path / "step-00000010"
     assert len(lines) == 1

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from checkpoint_files import ARRAYS, save
 from samecurve.checkpoint import CorruptCheckpointError, check_cover, hash_of
-from samecurve.checkpoint.format import load, verify
+from samecurve.checkpoint.format import load, verify_checkpoint
 from samecurve.checkpoint.store import checkpoints, newest
 
 FILE = "rank-0-of-1.safetensors"
@@ -104,7 +104,7 @@ def test_what_can_not_be_is_refused(
     checkpoint = tmp_path / "step-00000020"
     rewrite(checkpoint, change)
     with pytest.raises(CorruptCheckpointError, match=says):
-        verify(checkpoint)
+        verify_checkpoint(checkpoint)
 
 
 BROKEN = [
@@ -123,7 +123,7 @@ def test_a_broken_file_is_named(content: bytes, tmp_path: Path) -> None:
     (checkpoint / FILE).write_bytes(content)
     rewrite(checkpoint, lambda m: rehash(m, checkpoint / FILE))
     with pytest.raises(CorruptCheckpointError, match=f"{FILE} can't be read"):
-        verify(checkpoint)
+        verify_checkpoint(checkpoint)
 
 
 @pytest.mark.parametrize("name", [FILE, "manifest.json"])
@@ -139,7 +139,7 @@ def test_links_and_pipes_are_not_read(name: str, kind: str, tmp_path: Path) -> N
         os.mkfifo(checkpoint / name)
     says = "link" if kind == "link" else "no ordinary file"
     with pytest.raises(CorruptCheckpointError, match=f"{name}.*{says}"):
-        verify(checkpoint)
+        verify_checkpoint(checkpoint)
 
 
 def test_a_hole_is_refused_where_it_is_read_too(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from commands import refused, samecurve
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 from samecurve.core.system.shipped import shipped_files
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +60,7 @@ def test_the_pages_name_every_config_and_count_them() -> None:
     models, examples = (sorted((ROOT / name).glob("*.yaml")) for name in ("models", "examples"))
     assert [file.name for file in models if f"{file.name}`" not in page] == []
     of_torch = [
-        file for file in [*models, *examples] if read_file(file).value.get("engine") != "jax"
+        file for file in [*models, *examples] if read_document(file).value.get("engine") != "jax"
     ]
     readme = (ROOT / "README.md").read_text()
     assert f"The {len(of_torch)} example configs for PyTorch" in readme

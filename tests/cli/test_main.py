@@ -18,7 +18,7 @@ from samecurve.cli.train import _torch_silent
 from samecurve.cli.unknown_arguments import TRAINER_FLAGS
 from samecurve.core.config import flatten
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.tasks import Tasks
 
 
@@ -145,7 +145,7 @@ def test_a_first_try_is_refused_with_the_line_to_type(
 def test_each_flag_that_stands_for_one_of_the_trainer_is_taken() -> None:
     """What is proposed is a flag of every verb that reads a config, or a key of the config."""
     names = {name for option in CONFIG_OPTIONS for name in option.opts}
-    keys = set(flatten(load(Document({"batch": {"samples": 1}}), Tasks()).config))
+    keys = set(flatten(load_document(Document({"batch": {"samples": 1}}), Tasks()).config))
     for proposed in TRAINER_FLAGS.values():
         flag, _, value = proposed.partition(" ")
         assert flag in names | {"--save-dir"}

@@ -22,17 +22,25 @@ def greet():
 """
 
 
+ROOT = Path(__file__).parents[2]
+OLD_RUN = ROOT / "tests/compat/old_run/run"
+
+
+def install(home: Path, name: str, **verbs: str) -> None:
+    """Leave what pip would leave of a package with these verbs."""
+    info = home / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    lines = [f"{verb} = {place}" for verb, place in verbs.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[samecurve.verbs]", *lines]))
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package with verbs, as pip would leave it: one is lost, one is named as ours."""
     (tmp_path / "greet_package.py").write_text(FILE)
-    info = tmp_path / "greetings-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greetings\nVersion: 1.0\n")
-    verbs = ("greet", "lost", "plan")
-    places = ("greet_package:greet", "greet_package:lost", "greet_package:greet")
-    lines = [f"{verb} = {place}" for verb, place in zip(verbs, places, strict=True)]
-    (info / "entry_points.txt").write_text("\n".join(["[samecurve.verbs]", *lines]))
+    greet = "greet_package:greet"
+    install(tmp_path, "greetings", greet=greet, lost="greet_package:lost", plan=greet)
     monkeypatch.syspath_prepend(str(tmp_path))
     installed.cache_clear()
     yield
@@ -73,3 +81,19 @@ def test_a_verb_of_ours_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -
     for verb in ("train", "plan", "schema"):
         assert CliRunner().invoke(cli, [verb, "--help"]).exit_code == 0
     assert "rehearse" not in VERBS
+
+
+def test_the_page_on_packages_shows_a_verb_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/seam.md").read_text()
+    (tmp_path / "my_package").mkdir()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "my_package/verbs.py").write_text(code)
+    name, place = page.partition('"samecurve.verbs"]\n')[2].partition("\n")[0].split(" = ")
+    install(tmp_path, "my-package", **{name: place.strip('"')})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    installed.cache_clear()
+    counted = CliRunner().invoke(cli, [name, str(OLD_RUN)])
+    installed.cache_clear()
+    assert (counted.exit_code, counted.output) == (0, "4\n"), counted.output

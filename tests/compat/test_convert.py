@@ -10,8 +10,8 @@ import pytest
 
 from commands import losses, refused, samecurve
 from samecurve.cli.main import main
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.run.directory import Run
 from samecurve.tasks import Tasks
 from samecurve_products.text.huggingface.sections import HFData
@@ -181,7 +181,7 @@ def test_convert_takes_the_flags_that_its_remedies_name(
     assert "read   -  -d talks.jsonl -> data.source" in printed
     assert "fp8 true is train.float8 here: train.float8 is set by a flag" in printed
     assert "wrote  new.yaml; samecurve train -f new.yaml" in printed
-    config = load(read_file(home / "new.yaml"), Tasks()).config
+    config = load_document(read_document(home / "new.yaml"), Tasks()).config
     assert isinstance(config.data, HFData)
     assert config.data.source == "talks.jsonl"
     assert (config.batch.samples, config.batch.per_device) == (8, None)

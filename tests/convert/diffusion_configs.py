@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config import flatten
-from samecurve.core.config.document import parse, read_file
-from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.document import parse_document, read_document
+from samecurve.core.config.loading import LoadedConfig, load_document
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import Tasks
 from samecurve_products.convert.converted_config import ConvertedConfig
@@ -16,13 +16,13 @@ from samecurve_products.convert.tools import convert
 
 def read_values(value: Mapping[str, Any], folder: Path | None = None) -> ConvertedConfig:
     """A config given as values. folder: where the files lie that it names"""
-    converted = convert(parse(json.dumps(value), "old.json"), folder)
+    converted = convert(parse_document(json.dumps(value), "old.json"), folder)
     assert converted is not None
     return converted
 
 
 def read_path(path: Path) -> ConvertedConfig:
-    converted = convert(read_file(path), path.parent)
+    converted = convert(read_document(path), path.parent)
     assert converted is not None
     return converted
 
@@ -37,7 +37,7 @@ def loaded(converted: ConvertedConfig, **flags: Any) -> LoadedConfig:
     """The config, after these flags: nothing of it is refused, and our loader takes it."""
     set_flags(converted, **flags)
     assert list(map(str, converted.unresolved(converted.document))) == []
-    return load(converted.document, Tasks())
+    return load_document(converted.document, Tasks())
 
 
 def values_of(converted: ConvertedConfig, *keys: str, **flags: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def refused(converted: ConvertedConfig) -> list[str]:
     """What is refused: by the conversion, and then by our loader."""
     errors: list[UserError] = converted.unresolved(converted.document)
     try:
-        load(converted.document, Tasks())
+        load_document(converted.document, Tasks())
     except InvalidConfigError as error:
         errors += error.errors
     return [str(error) for error in errors]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from samecurve.core.config.document import Document, dump, parse
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, dump_document, parse_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.schedule import choose_peak
 from samecurve.errors import InvalidConfigError
 from samecurve.tasks import Tasks
@@ -66,7 +66,7 @@ OWN_TASK: tuple[tuple[str, Any], ...] = (("task", "my.py:Mine"), ("model", {}), 
 
 
 def read(text: str) -> ConvertedConfig:
-    found = convert(parse(text, "old.yaml"))
+    found = convert(parse_document(text, "old.yaml"))
     assert found is not None
     return found
 
@@ -82,7 +82,7 @@ def keys(converted: ConvertedConfig, *settings: tuple[str, Any]) -> dict[str, An
     for key, value in settings:
         converted.document.set(key, value, f"--set {key}")
     assert converted.unresolved(converted.document) == []
-    loaded = load(converted.document, Tasks())
+    loaded = load_document(converted.document, Tasks())
     return {key: _at(loaded.config, key) for key in loaded.origins}
 
 
@@ -229,7 +229,7 @@ def test_onetrainers_scaler_gives_its_rate(
     """The rate x the root of a number (OneTrainer's LearningRateScaler.get_scale)."""
     converted = onetrainer(multi_gpu=True, learning_rate_scaler=scaler, learning_rate=rate)
     converted.document.set("task", "my.py:Mine", "--set task")
-    config = load(converted.document, Tasks()).config
+    config = load_document(converted.document, Tasks()).config
     batch = 4 * 2 * devices
     peak = choose_peak(config.schedule, config.optimizer.lr, config.batch, batch).value
     number = samples * devices if counts_devices else samples
@@ -248,7 +248,8 @@ def test_every_field_has_one_reading_and_comes_back_from_the_file() -> None:
         text = converted.to_yaml("old")
         assert all(f"#   {field} " in text for field in named)
         assert (
-            parse(text, "new.yaml").value == parse(dump(converted.document.value), "new.yaml").value
+            parse_document(text, "new.yaml").value
+            == parse_document(dump_document(converted.document.value), "new.yaml").value
         )
         assert "hf_abc" not in text + "".join(converted.summary_lines())
 
@@ -265,7 +266,7 @@ def test_what_the_model_lacks_is_refused_with_what_serves_it(more: str, says: st
     converted = read(f"model:\n  {more}\ntrainer: {{batch_size: 2, max_steps: 5}}\n")
     wrong = "\n".join(map(str, converted.unresolved(converted.document)))
     try:
-        load(converted.document, Tasks())
+        load_document(converted.document, Tasks())
     except InvalidConfigError as caught:
         wrong += str(caught)
     assert says in wrong
@@ -326,4 +327,4 @@ def test_what_is_refused_is_settled_by_a_flag_where_one_can(
     ],
 )
 def test_our_own_configs_are_left_alone(text: str) -> None:
-    assert convert(parse(text, "c.yaml")) is None
+    assert convert(parse_document(text, "c.yaml")) is None

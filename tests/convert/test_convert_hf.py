@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers.optimization import get_scheduler
 
-from samecurve.core.config.document import dump, parse
-from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.document import dump_document, parse_document
+from samecurve.core.config.loading import LoadedConfig, load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Order
 from samecurve.core.planning import Decision
@@ -98,7 +98,7 @@ FACTORY: dict[str, Any] = {
 
 def read(fields: dict[str, Any], **others: Any) -> ConvertedConfig:
     values = {name: value for name, value in {**fields, **others}.items() if value != "(gone)"}
-    converted = convert(parse(dump(values), "old.yaml"))
+    converted = convert(parse_document(dump_document(values), "old.yaml"))
     assert converted is not None
     outcomes = [reading.field for reading in converted.readings if reading.place != "-"]
     assert len(outcomes) == len(set(outcomes))
@@ -112,7 +112,7 @@ def loaded(converted: ConvertedConfig, **settings: Any) -> LoadedConfig:
     for key, value in settings.items():
         converted.document.set(key.replace("__", "."), value, f"--set {key}")
     assert converted.unresolved(converted.document) == []
-    return load(converted.document, Tasks())
+    return load_document(converted.document, Tasks())
 
 
 def values_of(config: LoadedConfig, *keys: str) -> dict[str, Any]:
@@ -314,7 +314,7 @@ def test_what_would_change_the_training_is_refused(
 )
 def test_what_is_written_trains_on_no_other_data(converted: ConvertedConfig) -> None:
     """The default, Python's own text, would be taken in silence."""
-    again = load(parse(converted.to_yaml("old.yaml"), "new.yaml"), Tasks())
+    again = load_document(parse_document(converted.to_yaml("old.yaml"), "new.yaml"), Tasks())
     sources = {source.source for source in values_of(again, "data.sources")["data.sources"]}
     assert sources in ({"talks,letters"}, {"a"})
 
@@ -322,7 +322,7 @@ def test_what_is_written_trains_on_no_other_data(converted: ConvertedConfig) -> 
 @pytest.mark.parametrize("name", ["task", "model", "train"])
 @pytest.mark.parametrize("fields", [AXOLOTL, FACTORY])
 def test_a_config_of_ours_is_none_of_theirs(fields: dict[str, Any], name: str) -> None:
-    assert convert(parse(dump({**fields, name: {}}), "ours.yaml")) is None
+    assert convert(parse_document(dump_document({**fields, name: {}}), "ours.yaml")) is None
 
 
 def sections_of(converted: ConvertedConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from diffusion_configs import (
     values_of,
 )
 
-from samecurve.core.config.document import parse
+from samecurve.core.config.document import parse_document
 from samecurve_products.convert.converted_config import ConvertedConfig
 from samecurve_products.convert.tools import convert
 
@@ -110,8 +110,12 @@ def flat(**fields: Any) -> ConvertedConfig:
 
 def test_a_training_file_and_its_data_sets(config: Path) -> None:
     converted = read_path(config)
-    names = set().union(*parse(TRAIN, "train.toml").value.values())
-    data = {name for name in flat_names(parse(SETS, "sets.toml").value) if "general" not in name}
+    names = set().union(*parse_document(TRAIN, "train.toml").value.values())
+    data = {
+        name
+        for name in flat_names(parse_document(SETS, "sets.toml").value)
+        if "general" not in name
+    }
     check_every_field_is_named(converted, names | data)
     becomes = {
         "model.path": "models/sdxl.safetensors",
@@ -314,4 +318,4 @@ def test_what_would_change_the_training_is_refused(fields: dict[str, Any], says:
 
 def test_what_is_no_config_of_kohya() -> None:
     for text in ("model_name_or_path = 'a'", "[tool.ruff]\nline-length = 100", "datasets = ['a']"):
-        assert convert(parse(text, "c.toml")) is None
+        assert convert(parse_document(text, "c.toml")) is None

@@ -10,9 +10,9 @@ import pytest
 from diffusion_configs import read_values
 from test_convert_onetrainer import SDXL
 
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 
-FIELDS = read_file(Path(__file__).with_name("upstream_fields.yaml")).value
+FIELDS = read_document(Path(__file__).with_name("upstream_fields.yaml")).value
 UNKNOWN = "is a field that this program does not know"
 
 

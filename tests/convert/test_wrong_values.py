@@ -14,17 +14,17 @@ import test_convert_onetrainer as onetrainer
 import test_convert_simpletuner as simpletuner
 from diffusion_configs import read_values
 
-from samecurve.core.config.document import parse
+from samecurve.core.config.document import parse_document
 from samecurve.errors import UserError
 
 WRONG: tuple[Any, ...] = ([], {}, "x", -1, [None], True, {"a": [1]})
 TRAIN: dict[str, Any] = {}
-for section in parse(kohya.TRAIN, "train.toml").value.values():
+for section in parse_document(kohya.TRAIN, "train.toml").value.values():
     TRAIN |= section
 CONFIGS: dict[str, dict[str, Any]] = {
     "OneTrainer": {**onetrainer.SDXL, "model_type": "FLUX_DEV_1"},
     "ai-toolkit": {"job": "train", "config": {"process": [aitoolkit.FLUX]}},
-    "kohya": {**TRAIN, **parse(kohya.SETS, "sets.toml").value},
+    "kohya": {**TRAIN, **parse_document(kohya.SETS, "sets.toml").value},
     "SimpleTuner": simpletuner.CONFIG,
 }
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from samecurve.core.config.document import parse, parse_setting, read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import parse_document, parse_setting, read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.batch import BatchSplit, check_count
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
@@ -38,10 +38,10 @@ def test_what_no_machine_has_is_refused(setting: str) -> None:
 
 def read(setting: str) -> None:
     """A config with --set."""
-    document = parse("batch: {samples: 8}", "c.yaml")
+    document = parse_document("batch: {samples: 8}", "c.yaml")
     key, value = parse_setting(setting)
     document.set(key, value, "--set")
-    load(document, Tasks())
+    load_document(document, Tasks())
 
 
 def test_more_microbatches_than_one_waits_for_are_refused() -> None:
@@ -52,18 +52,18 @@ def test_more_microbatches_than_one_waits_for_are_refused() -> None:
 
 def test_a_long_row_of_digits_is_read_at_once() -> None:
     """The pattern of numbers tried each cut of them: a megabyte took hours."""
-    value = parse(f"task: {'1' * 500_000}x", "c.yaml").value["task"]
+    value = parse_document(f"task: {'1' * 500_000}x", "c.yaml").value["task"]
     assert value == "1" * 500_000 + "x"
     texts = {"1.5": 1.5, "-1e3": -1000.0, ".5": 0.5, "1.": 1.0, "1_0.5": 10.5, "5.e1": 50.0}
     for text, number in texts.items():
-        assert parse(f"a: {text}", "c.yaml").value["a"] == number
+        assert parse_document(f"a: {text}", "c.yaml").value["a"] == number
     for text in ("1.2.3", "+_1", "e5", "1e", "."):
-        assert parse(f"a: {text}", "c.yaml").value["a"] == text
+        assert parse_document(f"a: {text}", "c.yaml").value["a"] == text
 
 
 def test_a_config_without_an_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="more than 1048576 bytes"):
-        read_file(Path("/dev/zero"))
+        read_document(Path("/dev/zero"))
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(UserError, match="no ordinary file"):
-        read_file(tmp_path / "config.yaml", regular=True)
+        read_document(tmp_path / "config.yaml", regular=True)

@@ -11,9 +11,9 @@ from pydantic import Field
 from generated_docs import generated_docs
 from samecurve.cli.load_config import apply_batch
 from samecurve.core.config import Section
-from samecurve.core.config.document import dump, parse, parse_setting
+from samecurve.core.config.document import dump_document, parse_document, parse_setting
 from samecurve.core.config.json_schema import as_table, json_schema
-from samecurve.core.config.loading import LoadedConfig, TaskSections, load
+from samecurve.core.config.loading import LoadedConfig, TaskSections, load_document
 from samecurve.core.config.sections import DataSection
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.features.balance import balance_of
@@ -24,7 +24,7 @@ LEAST = "batch: {samples: 8}\n"
 
 
 def read(text: str, name: str = "c.yaml") -> LoadedConfig:
-    return load(parse(text, name), Tasks(), "c")
+    return load_document(parse_document(text, name), Tasks(), "c")
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ def test_numbers_are_numbers() -> None:
 
 
 def test_the_later_setting_wins_and_is_remembered() -> None:
-    document = parse(LEAST + "optimizer: {lr: 1e-3}\n", "c.yaml")
+    document = parse_document(LEAST + "optimizer: {lr: 1e-3}\n", "c.yaml")
     document.set("optimizer.lr", 2e-3, "--set optimizer.lr")
     document.set("train.steps", 7, "--max-steps")
-    loaded = load(document, Tasks())
+    loaded = load_document(document, Tasks())
     assert loaded.config.optimizer.lr == 2e-3
     assert loaded.origins["optimizer.lr"] == "--set optimizer.lr"
     assert loaded.origins["batch.samples"] == "c.yaml:1:9"
@@ -94,9 +94,9 @@ def test_the_later_setting_wins_and_is_remembered() -> None:
 
 
 def test_a_section_that_is_set_at_once_is_remembered_key_by_key() -> None:
-    document = parse(LEAST + "model: {num_layers: 3}\n", "c.yaml")
+    document = parse_document(LEAST + "model: {num_layers: 3}\n", "c.yaml")
     document.set("model", {"hidden_size": 64, "num_heads": 2}, "--set model")
-    loaded = load(document, Tasks())
+    loaded = load_document(document, Tasks())
     assert loaded.origins["model.hidden_size"] == loaded.origins["model.num_heads"] == "--set model"
     assert not {"model", "model.num_layers"} & loaded.origins.keys()
 
@@ -154,7 +154,7 @@ def test_what_is_written_is_read_back() -> None:
         "optimizer": {"lr": 3e-4, "betas": [0.9, 0.95]},
         "model": {"vocab_size": None},
     }
-    assert parse(dump(values), "c.yaml").value == values
+    assert parse_document(dump_document(values), "c.yaml").value == values
 
 
 def test_json_with_tabs() -> None:
@@ -177,9 +177,9 @@ def test_json_with_tabs() -> None:
     ],
 )
 def test_batch_flags(section: str, flags: dict[str, int], becomes: dict[str, int]) -> None:
-    document = parse(f"batch: {section}\n", "c.yaml")
+    document = parse_document(f"batch: {section}\n", "c.yaml")
     apply_batch(document, {f"batch.{key}": (value, "--flag") for key, value in flags.items()})
-    assert load(document, Tasks()).config.batch.model_dump(exclude_none=True) == becomes
+    assert load_document(document, Tasks()).config.batch.model_dump(exclude_none=True) == becomes
 
 
 BATCH_4 = "--batch-size 4 sets 4 samples per device"
@@ -220,12 +220,12 @@ def test_flags_that_drop_the_configs_batch_say_so_and_what_keeps_it(
     keys = {"--batch-size": "batch.per_device", "--grad-accum": "batch.accumulate"}
     keys["--global-batch"] = "batch.samples"
     text = f"batch: {section}\n"
-    assert apply_batch(parse(text, "c.yaml"), typed_batch(keys, flags)) == line
+    assert apply_batch(parse_document(text, "c.yaml"), typed_batch(keys, flags)) == line
     # what the line says keeps the config's batch
     kept = {flag: value for flag, value in flags.items() if flag != left_out}
-    document = parse(text, "c.yaml")
+    document = parse_document(text, "c.yaml")
     assert apply_batch(document, typed_batch(keys, kept | ({added: 16} if added else {}))) is None
-    batch = load(document, Tasks()).config.batch
+    batch = load_document(document, Tasks()).config.batch
     assert (batch.samples, batch.per_device, batch.accumulate) == (16, 4, None)
 
 
@@ -243,7 +243,7 @@ def test_batches_that_say_too_little_or_too_much(section: str) -> None:
 
 def test_grad_accum_alone_needs_a_batch_per_device() -> None:
     with pytest.raises(UserError, match="needs a batch per device"):
-        apply_batch(parse(LEAST, "c.yaml"), {"batch.accumulate": (4, "--grad-accum")})
+        apply_batch(parse_document(LEAST, "c.yaml"), {"batch.accumulate": (4, "--grad-accum")})
 
 
 def test_what_the_docs_have_from_the_code_is_current() -> None:

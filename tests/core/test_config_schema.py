@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from samecurve.core.config.document import parse, read_file
+from samecurve.core.config.document import parse_document, read_document
 from samecurve.core.config.json_schema import json_schema
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 
@@ -34,7 +34,9 @@ def test_every_config_names_the_schema_and_is_valid_by_it(validator: Draft202012
         line = LINE.match(path.read_text())
         assert line, f"{path} has no line for editors"
         assert (path.parent / line[1]).resolve() == SCHEMA
-        assert [error.message for error in validator.iter_errors(read_file(path).value)] == [], path
+        assert [
+            error.message for error in validator.iter_errors(read_document(path).value)
+        ] == [], path
 
 
 @pytest.mark.parametrize(
@@ -66,9 +68,12 @@ def test_the_key_for_editors_changes_nothing() -> None:
     text = "batch: {samples: 8}\n"
     for name, head in (("c.yaml", "$schema: ../s.json\n"), ("c.json", "")):
         with_key = f"{head}{text}" if head else '{"$schema": "s.json", "batch": {"samples": 8}}'
-        document = parse(with_key, name)
+        document = parse_document(with_key, name)
         assert document.value == {"batch": {"samples": 8}}
-        loaded, plain = load(document, Tasks()), load(parse(text, "c.yaml"), Tasks())
+        loaded, plain = (
+            load_document(document, Tasks()),
+            load_document(parse_document(text, "c.yaml"), Tasks()),
+        )
         assert loaded.config == plain.config
         assert loaded.origins.keys() == plain.origins.keys()
 
@@ -76,4 +81,4 @@ def test_the_key_for_editors_changes_nothing() -> None:
 def test_the_key_is_refused_where_it_is_not_for_an_editor() -> None:
     for text in ("$schema: 3\nbatch: {samples: 8}\n", "batch: {samples: 8, $schema: a}\n"):
         with pytest.raises(UserError, match="unknown key"):
-            load(parse(text, "c.yaml"), Tasks())
+            load_document(parse_document(text, "c.yaml"), Tasks())

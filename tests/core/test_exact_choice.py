@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.exact_auto import least_work
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
@@ -50,7 +50,7 @@ SAME_BITS = "       exact (auto): the same bits on up to 8 devices"
 def config(**sections: Any) -> Config:
     devices = {"threads": 1, **sections.pop("devices", {})}
     values = {"batch": {"samples": 64}, **sections, "devices": devices}
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 @pytest.mark.parametrize("use", ["auto", "cpu:2", "cpu:3", "cpu:8"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import on_file
@@ -59,7 +59,9 @@ def machine(
 
 def config(**sections: Any) -> Config:
     sections["train"] = {"precision": "bf16", "recompute": "block", **sections.get("train", {})}
-    return load(Document({"batch": {"samples": 4, "per_device": 1}, **sections}), Tasks()).config
+    return load_document(
+        Document({"batch": {"samples": 4, "per_device": 1}, **sections}), Tasks()
+    ).config
 
 
 def planned(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from samecurve.core.config import flatten
-from samecurve.core.config.document import Document, dump, parse
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, dump_document, parse_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.param_groups import ParamRule
 from samecurve.core.config.sections import Config
 from samecurve.errors import SamecurveError, UserError
@@ -16,9 +16,9 @@ NAMES = {"embed.weight": 100, "encoder.0.weight": 40, "encoder.0.bias": 4, "head
 
 
 def config_of(*groups: Any) -> Config:
-    return load(
-        parse(
-            dump(
+    return load_document(
+        parse_document(
+            dump_document(
                 {
                     "data": {"source": "x"},
                     "batch": {"samples": 1},
@@ -57,7 +57,8 @@ def test_a_config_keeps_its_groups() -> None:
     """Through its file and a checkpoint's manifest."""
     config = config_of({"match": "embed*", "lr_scale": 0.1}, {"match": "head*", "freeze": True})
     assert (
-        load(Document(config.model_dump(mode="json")), Tasks()).config.optimizer == config.optimizer
+        load_document(Document(config.model_dump(mode="json")), Tasks()).config.optimizer
+        == config.optimizer
     )
     assert flatten(config)["optimizer.groups"] == [
         {"match": "embed*", "lr_scale": 0.1},
@@ -84,9 +85,11 @@ def test_a_group_that_says_nothing_or_too_much_is_refused(groups: Any, says: str
         (
             config_of(*groups)
             if isinstance(groups, list)
-            else load(
-                parse(
-                    dump({"data": {}, "batch": {"samples": 1}, "optimizer": {"groups": groups}}),
+            else load_document(
+                parse_document(
+                    dump_document(
+                        {"data": {}, "batch": {"samples": 1}, "optimizer": {"groups": groups}}
+                    ),
                     "run.yaml",
                 ),
                 Tasks(),

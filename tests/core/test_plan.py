@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.facts import Facts, UserOptimizerFacts
@@ -46,7 +46,7 @@ NORMED = FACTS.having(coupled=("BatchNorm2d net.1",), bytes_per_sample=1 << 20)
 
 
 def config(**sections: Any) -> Config:
-    return load(Document({"batch": {"samples": 64}, **sections}), Tasks()).config
+    return load_document(Document({"batch": {"samples": 64}, **sections}), Tasks()).config
 
 
 def test_it_is_pure_and_survives_its_file() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import device_spec, on_file, peak
@@ -52,7 +52,7 @@ FACTS = Facts.of(
 
 
 def config(**sections: Any) -> Config:
-    return load(
+    return load_document(
         Document({"batch": {"samples": 512}, "train": {"precision": "bf16"}, **sections}), Tasks()
     ).config
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samecurve.core.config.document import parse
+from samecurve.core.config.document import parse_document
 from samecurve.errors import UserError
 
 TEXT = """\
@@ -26,7 +26,7 @@ size = [512,
 
 
 def test_values_and_their_lines() -> None:
-    document = parse(TEXT, "c.toml")
+    document = parse_document(TEXT, "c.toml")
     assert document.value == {
         "top": 1,
         "plain": {"note": 'looks = "like a key"\n'},
@@ -47,6 +47,6 @@ def test_values_and_their_lines() -> None:
 
 def test_a_fault_has_its_place() -> None:
     with pytest.raises(UserError) as caught:
-        parse("a = 1\nb = [1,\nc = 2\n", "c.toml")
+        parse_document("a = 1\nb = [1,\nc = 2\n", "c.toml")
     assert "c.toml:3:" in str(caught.value)
     assert "not valid TOML" in str(caught.value)

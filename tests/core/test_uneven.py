@@ -10,7 +10,7 @@ import pytest
 from test_plan import FACTS, GPUS, NORMED, config
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.facts import Facts, Speed, Speeds
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
@@ -244,10 +244,10 @@ def test_batchnorm_would_follow_the_split() -> None:
 def test_a_list_may_come_from_a_file_or_a_flag(given: Any, kept: Any) -> None:
     document = Document({"batch": {"samples": 4}, "devices": {"balance": given}})
     if kept:
-        assert balance_of(load(document, Tasks()).config) == kept
+        assert balance_of(load_document(document, Tasks()).config) == kept
     else:
         with pytest.raises(UserError, match="even, measured, or a relative speed for each device"):
-            load(document, Tasks())
+            load_document(document, Tasks())
 
 
 def test_devices_of_two_kinds_get_the_remedy() -> None:

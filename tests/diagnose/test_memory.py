@@ -10,7 +10,7 @@ import pytest
 
 from commands import losses, samecurve
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.events import Activity
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
@@ -103,7 +103,7 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_a_full_gpu_is_named_with_what_others_hold(own: str, says: str) -> None:
     """Two GPUs in one process, of which the second is full; torch's own words."""
-    config = load(
+    config = load_document(
         Document({"batch": {"samples": 4}, "devices": {"use": "0,1", "strategy": "dp"}}), Tasks()
     ).config
     error = explain_out_of_memory(
@@ -140,7 +140,9 @@ def test_a_full_gpu_is_named_with_what_others_hold(own: str, says: str) -> None:
 )
 def test_the_remedy_is_for_what_the_rank_did(activity: Activity, says: str, remedy: str) -> None:
     """A sample takes 50 GiB of the 80. The process itself is in no GPU's measured memory."""
-    config = load(Document({"batch": {"samples": 4}, "devices": {"use": "0"}}), Tasks()).config
+    config = load_document(
+        Document({"batch": {"samples": 4}, "devices": {"use": "0"}}), Tasks()
+    ).config
     full = OutOfMemoryError("CUDA out of memory. Tried to allocate 200.00 GiB.")
     error = explain_out_of_memory(
         full, plan(config, GPUS, FACTS), rank=0, peak_bytes=1 << 20, activity=activity

@@ -21,7 +21,7 @@ import planted_faults  # noqa: F401 - as above
 from faults_and_runs import FAULTS, Fault
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.experiments.scratch import make_run, run_on_ranks
 from samecurve.launch.pool import JobFailedError, Pool, pool
@@ -97,7 +97,7 @@ def train_planted(index: int, group: Any, attempt: str, fault: str) -> None:
 
 def train(values: Mapping[str, Any], fault: str, home: Path, ranks: Pool) -> str:
     """Train a run with a fault. Returns the traceback that ended it; '': none did."""
-    config = load(Document(dict(values)), Tasks()).config
+    config = load_document(Document(dict(values)), Tasks()).config
     task = open_task(config, str(home.parent / "cache"))
     made = make_plan(config, probe(), task.facts())
     make_run(home, config, made)

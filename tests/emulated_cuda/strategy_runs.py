@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.protocols import Engine
 from samecurve.errors import UserError
@@ -131,7 +131,7 @@ def train_legs(legs: Sequence[Mapping[str, Any]], home: Path, ranks: Pool) -> An
     """Train a run on as many devices as each leg says."""
     machine, checkpoint, fixed, parts = probe(), None, None, []
     for leg in legs:
-        config = load(Document(dict(leg["values"])), Tasks()).config
+        config = load_document(Document(dict(leg["values"])), Tasks()).config
         task = open_task(config, str(home.parent / "cache"))
         made = make_plan(config, machine, task.facts(), fixed)
         if leg.get("shares_gpu"):

@@ -17,7 +17,7 @@ import torch
 from gpu_runs import leg
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.planner import plan
 from samecurve.data.feed import Feed
 from samecurve.launch.pool import pool
@@ -175,7 +175,7 @@ def third_step(
     index: int, group: Any, values: dict[str, Any], *, planted: bool
 ) -> dict[str, list[str]]:
     """What this rank's GPU may do beside the computation of each block, by its pass."""
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     task: Any = open_task(config, "")
     made = plan(config, probe(), task.facts())
     engine: Any = join_warm(made, index, group).make_engine(task, config.optimizer)

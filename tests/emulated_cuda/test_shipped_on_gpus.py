@@ -10,7 +10,7 @@ from emulated import only_emulated
 from gpu_runs import TWO, check_equal, check_waits, train
 from noise_pictures import write_pictures
 
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 
 pytestmark = [pytest.mark.long, only_emulated]  # forty configs, each in two runs
 ROOT = Path(__file__).parents[2]
@@ -43,12 +43,12 @@ PIPELINES = {"Z-Image": "z_image", "stable-diffusion-xl-base-1.0": "sdxl"}
 def names(folder: str) -> list[str]:
     """The configs of a folder for engine torch."""
     files = sorted((ROOT / folder).glob("*.yaml"))
-    return [file.stem for file in files if read_file(file).value.get("engine") != "jax"]
+    return [file.stem for file in files if read_document(file).value.get("engine") != "jax"]
 
 
 def values_of(file: Path, *settings: Settings) -> dict[str, Any]:
     """A config's values with these settings: a section, or a section's field."""
-    values: dict[str, Any] = read_file(file).value
+    values: dict[str, Any] = read_document(file).value
     for name, value in [pair for given in settings for pair in given.items()]:
         section, _, field = name.partition(".")
         if field:
@@ -79,7 +79,7 @@ def test_an_example(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names("models"))
 def test_a_model(name: str, tmp_path: Path, corpus: Path, pipelines: Mapping[str, Path]) -> None:
     file = ROOT / "models" / f"{name}.yaml"
-    given = read_file(file).value
+    given = read_document(file).value
     model, data = given.get("model", {}), given.get("data", {})
     task = given["task"]
     own: dict[str, Any] = {"devices": given.get("devices", {})}

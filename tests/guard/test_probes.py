@@ -11,7 +11,7 @@ import pytest
 
 from rank_runs import train_on_ranks, train_one_rank
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.planner import plan
@@ -45,7 +45,7 @@ def config_of(task: str, world: int, **train: Any) -> Config:
         "train": {"steps": 6, "precision": "f64", **train},
         "devices": {"use": f"cpu:{world}"},
     }
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def trained(

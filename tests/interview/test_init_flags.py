@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 import nvml
 from commands import refused, samecurve
-from samecurve.core.config.document import dump, parse, read_file
+from samecurve.core.config.document import dump_document, parse_document, read_document
 from samecurve.core.config.json_schema import json_schema
 from samecurve.errors import UserError
 from samecurve.run.new_config.presets import all_presets
@@ -77,11 +77,11 @@ def test_all_flags_ask_nothing_and_the_line_stands(home: Path) -> None:
     written = ["wrote  small-language-model.yaml", "wrote  config.schema.json"]
     assert done.stdout.splitlines()[-3:-1] == written
     assert done.stdout.splitlines()[-1].endswith("train -f small-language-model.yaml")
-    document = read_file(home / "small-language-model.yaml")
+    document = read_document(home / "small-language-model.yaml")
     assert document.value["devices"] == {"use": "cpu:2"}
     assert document.value["data"]["source"] == "squares.txt"
     schema = (home / "config.schema.json").read_text()
-    assert Draft202012Validator(parse(schema, "s.json").value).is_valid(document.value)
+    assert Draft202012Validator(parse_document(schema, "s.json").value).is_valid(document.value)
 
 
 def test_yes_takes_the_defaults(home: Path) -> None:
@@ -89,8 +89,8 @@ def test_yes_takes_the_defaults(home: Path) -> None:
     by_flag["--set"] = "train.steps=7 'data.prompts=[a b]'"
     written = interview(Answers(by_flag, asks=False), schema=False)
     assert written.files == [Path("small-language-model.yaml")]
-    assert read_file(home / "small-language-model.yaml").value["batch"] == {"samples": 32}
-    config = read_file(home / "small-language-model.yaml").value
+    assert read_document(home / "small-language-model.yaml").value["batch"] == {"samples": 32}
+    config = read_document(home / "small-language-model.yaml").value
     assert (config["train"]["steps"], config["data"]["prompts"]) == (7, ["a b"])
 
 
@@ -197,7 +197,10 @@ def test_every_preset_is_valid_and_its_needs_can_be_asked_for() -> None:
         values = dict.fromkeys(("data.source", "model.path"), ("given", "flag"))
         document = preset_document(preset, values if preset.needs else {})
         assert [error.message for error in schema.iter_errors(document.value)] == []
-        assert parse(dump(document.value, compact=True), "c.yaml").value == document.value
+        assert (
+            parse_document(dump_document(document.value, compact=True), "c.yaml").value
+            == document.value
+        )
         if preset.needs:
             with pytest.raises(UserError, match="it needs"):
                 preset_document(preset, {})
@@ -223,4 +226,4 @@ def test_on_gpus_a_preset_that_does_not_fit_says_so(home: Path) -> None:
     assert "2 devices: cuda:0 (NVIDIA GeForce GTX 1050), cuda:1" in shown
     assert "fits: " in shown.partition("gpt2-class")[0]
     assert "refused with these answers:" in shown.partition("gpt2-class")[2]
-    assert "devices" not in read_file(home / "small.yaml").value
+    assert "devices" not in read_document(home / "small.yaml").value

@@ -9,8 +9,8 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.tasks import Tasks
 
 DEVICES, TASK, DATA, PRESET = "Devices: .*", "Task .*", "Data: .*", "Preset: .*"
@@ -117,7 +117,7 @@ def test_each_wrong_answer_is_asked_again_with_cause_and_remedy(home: Path) -> N
     assert all(words in before for words in said)
     talk.end()
     assert (home / "there.yaml").read_text() == "task: language\n"
-    config = load(read_file(home / "mine.yaml"), Tasks()).config
+    config = load_document(read_document(home / "mine.yaml"), Tasks()).config
     assert (config.batch.samples, config.schedule.base_batch) == (9, 32)
     assert config.data.model_dump()["source"] == "squares.txt"
     assert names(home) == {"mine.yaml", "config.schema.json", "there.yaml", "folder.yaml"}

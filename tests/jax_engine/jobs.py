@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.machine import Device
@@ -30,7 +30,7 @@ from tiny import MACHINE
 
 
 def config_of(values: Mapping[str, Any]) -> Config:
-    return load(Document(dict(values)), Tasks()).config
+    return load_document(Document(dict(values)), Tasks()).config
 
 
 def opened(values: Mapping[str, Any]) -> tuple[Any, Plan, Any, Feed]:

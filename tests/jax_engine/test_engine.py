@@ -14,7 +14,7 @@ import pytest
 
 from commands import free_port, refused
 from one_curve import check_one_curve
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 from samecurve.core.planning.planner import plan as make_plan
 from samecurve.core.system.installation import install_command
 from samecurve.errors import UserError
@@ -99,7 +99,7 @@ def test_rounds_of_an_evaluation_are_not_queued_ahead(pool: Pool, corpus: Path) 
 @pytest.mark.long
 def test_complex_weights_are_one_curve(pool: Pool, tmp_path: Path) -> None:
     """examples/fft_jax.py, shared out with accumulation, then held whole."""
-    document = read_file(EXAMPLES / "fft_jax.yaml")
+    document = read_document(EXAMPLES / "fft_jax.yaml")
     for key, value in (("train.precision", "f64"), ("task", f"{EXAMPLES}/fft_jax.py:Spectral")):
         document.set(key, value, "test")
     config = jobs.config_of(document.value)

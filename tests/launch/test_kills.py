@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from commands import losses, ranks_of, samecurve, started, steps_written, until, write_config
-from samecurve.checkpoint.format import load, verify
+from samecurve.checkpoint.format import load, verify_checkpoint
 from samecurve.checkpoint.store import checkpoints
 from samecurve.observe import read_beat
 
@@ -59,7 +59,7 @@ def test_killed_and_gone_on_with(
             live.communicate(timeout=60)
         until(lambda: not ranks_of(run), timeout=10)
         for path in checkpoints(run / "checkpoints"):
-            verify(path)
+            verify_checkpoint(path)
         assert _last_saved(run) >= saved_before
         # beside the training a save is written, whose interval is redone too if it is cut short
         assert steps_written(run) - _last_begun(run) <= SAVE

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.run.describe import describe
 from samecurve.tasks import Tasks
 
@@ -36,7 +36,9 @@ def test_kept_facts_follow_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     own, rows, kept = Path("own.py"), Path("rows"), tmp_path / "kept"
     own.write_text(TASK)
-    config = load(Document({"task": "own.py:Own", "batch": {"samples": 4}}), Tasks()).config
+    config = load_document(
+        Document({"task": "own.py:Own", "batch": {"samples": 4}}), Tasks()
+    ).config
 
     def samples() -> list[int]:
         return [describe(config, kept=kept).data.samples, describe(config).data.samples]

@@ -14,8 +14,8 @@ from commands import (
     steps_written,
     write_config,
 )
-from samecurve.core.config.document import Document, dump
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, dump_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
@@ -54,13 +54,13 @@ def config_with(groups: list[dict[str, Any]]) -> Config:
         "batch": {"samples": 8},
         "optimizer": {"groups": groups},
     }
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def never_saved(home: Path, config: Config) -> Origin:
     """A run that was started with this config and ended before its first save."""
     run = Run(home)
-    run.config.write_text(dump(config.model_dump(mode="json")))
+    run.config.write_text(dump_document(config.model_dump(mode="json")))
     return Origin(run)
 
 

@@ -12,7 +12,7 @@ import pytest
 from test_user import said
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks, entry_of
 from samecurve.tasks.user_class import (
@@ -156,7 +156,9 @@ def test_a_module_is_named_and_imported(outside: Path) -> None:
     assert task_of(task_class, outside) == "outer.inner.task:Task"
     assert not Tasks().knows("outer.missing:Task")
     assert said(lambda: loaded(place._replace(name="Tusk"))).startswith(f"task: {place.path}")
-    config = load(Document({"task": "outer.inner.task:Task", "batch": {"samples": 4}}), Tasks())
+    config = load_document(
+        Document({"task": "outer.inner.task:Task", "batch": {"samples": 4}}), Tasks()
+    )
     assert entry_of(config.config.task).class_of("torch") is task_class
 
 

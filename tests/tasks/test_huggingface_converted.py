@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from one_curve import check_one_curve
-from samecurve.core.config.document import parse
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import parse_document
+from samecurve.core.config.loading import load_document
 from samecurve.tasks import Tasks, open_task
 from samecurve_products.convert.converted_config import ConvertedConfig
 from samecurve_products.convert.tools import convert
@@ -45,7 +45,7 @@ def read(more: str, trainer: str = "") -> ConvertedConfig:
         "trainer: {learning_rate: 0.003, batch_size: 5, gradient_accumulation: 1, max_steps: 5,"
         f" num_epochs: 1, load_balance_alpha: 0.05{trainer}}}\n"
     )
-    converted = convert(parse(text, "old.yaml"))
+    converted = convert(parse_document(text, "old.yaml"))
     assert converted is not None
     return converted
 
@@ -63,14 +63,14 @@ def test_an_old_model_trains_as_the_library_s(kind: str, pool: Pool, tmp_path: P
         ("batch", {"samples": 5}),
     ):
         converted.document.set(key, value, f"--set {key}")
-    config = load(converted.document, Tasks()).config
+    config = load_document(converted.document, Tasks()).config
     assert getattr(config.model, "architecture", "") == kind
     check_one_curve(config, ["ddp:2"], pool, tmp_path, steps=5, near=1e-10)
 
 
 def shapes(more: str, tmp_path: Path) -> dict[str, tuple[int, ...]]:
     """Of the arrays of the model that is built."""
-    config = load(read(more).document, Tasks()).config
+    config = load_document(read(more).document, Tasks()).config
     arrays = open_task(config, tmp_path).facts().model.arrays
     return {name.removeprefix("model/"): tuple(shape) for name, shape in arrays.items()}
 

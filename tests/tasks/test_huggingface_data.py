@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from caches import unmark_checked
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.data import IGNORED
 from samecurve.errors import InvalidConfigError, RunError, UserError
 from samecurve.tasks import Tasks
@@ -597,7 +597,7 @@ def test_a_list_of_sources_is_explained_where_it_is_wrong(tmp_path: Path) -> Non
         "    - {source: a.txt, wieght: 2}\n    - 3\n    - {source: b.txt, weight: 0}\n"
     )
     with pytest.raises(InvalidConfigError) as refused:
-        load(read_file(config), Tasks())
+        load_document(read_document(config), Tasks())
     errors = [(error.where.rpartition("/")[2], error.cause) for error in refused.value.errors]
     assert errors == [
         ("c.yaml:6:23", "data.source.0.wieght: unknown key"),

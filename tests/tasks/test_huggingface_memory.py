@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from live_bytes import LiveBytes
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.machine import Device, Machine
@@ -185,7 +185,7 @@ PUBLISHED = {
 
 
 def llama_8b(length: int, how: str, rows: int) -> Config:
-    values = read_file(Path("models/llama-3.1-8b.yaml")).value
+    values = read_document(Path("models/llama-3.1-8b.yaml")).value
     return config_of(
         {
             **values,

@@ -9,8 +9,8 @@ import pytest
 
 from caches import unmark_checked
 from commands import samecurve, write_config
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.protocols import Source
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
@@ -243,7 +243,7 @@ def test_a_run_that_read_all_goes_on_with_all(tmp_path: Path) -> None:
 def test_ranks_compare_the_split(tmp_path: Path) -> None:
     """Ranks that are started by hand would train on different text."""
     write(tmp_path, "train.txt", "test.txt")
-    loaded = load(read_file(write_config(tmp_path, tmp_path / "*.txt")), Tasks())
+    loaded = load_document(read_document(write_config(tmp_path, tmp_path / "*.txt")), Tasks())
     assert "data.split" in identity(loaded)
 
 

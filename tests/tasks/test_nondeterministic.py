@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nondeterministic_calls import CALLS, HARMLESS
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.nondeterministic import OPERATIONS, operation_in
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.plan import Plan
@@ -196,7 +196,7 @@ def planned(tmp_path: Path) -> Callable[..., Plan]:
         (tmp_path / "own.py").write_text(text)
         train = {} if exact is None else {"train": {"exact": exact}}
         values = {"task": f"{tmp_path / 'own.py'}:Task", "batch": {"samples": 8}}
-        config = load(Document({**values, **train, **sections}), Tasks()).config
+        config = load_document(Document({**values, **train, **sections}), Tasks()).config
         return plan(config, GPUS, open_task(config, "").facts())
 
     return make
@@ -280,7 +280,7 @@ def test_what_only_a_step_shows_becomes_the_same_refusal(
 
 def test_our_decoder_calls_none(corpus: Path, tmp_path: Path) -> None:
     """Its facts are told without torch, so that nothing is seen when it is described."""
-    task = open_task(load(Document(tiny_values(corpus)), Tasks()).config, tmp_path)
+    task = open_task(load_document(Document(tiny_values(corpus)), Tasks()).config, tmp_path)
     rows = {
         name: torch.from_numpy(array) for name, array in task.train_data()[np.arange(2)].items()
     }

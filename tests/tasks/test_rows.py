@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from samecurve import sample_rng
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.errors import UserError
 from samecurve.tasks import Tasks
 from samecurve.tasks.adapter import TaskAdapter
@@ -310,7 +310,9 @@ class Padding:
 
 def test_a_task_collates_with_torch_and_is_refused_with_jax() -> None:
     def opened(**values: str) -> TaskAdapter:
-        config = load(Document({"task": "language", "batch": {"samples": 4}, **values}), Tasks())
+        config = load_document(
+            Document({"task": "language", "batch": {"samples": 4}, **values}), Tasks()
+        )
         return TaskAdapter(Padding, config.config, "")
 
     np.testing.assert_array_equal(opened().train_data()[IDS]["x"], collated(padded)[IDS]["x"])

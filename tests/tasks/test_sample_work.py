@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.exact_auto import least_work
 from samecurve.core.planning.facts import Facts
@@ -84,7 +84,7 @@ def config_of(tmp_path: Path) -> Callable[..., Config]:
             text = text.replace(old, new)
         (tmp_path / "own.py").write_text(text)
         values = {"task": f"{tmp_path / 'own.py'}:Task", "batch": {"samples": 64}, **sections}
-        return load(Document(values), Tasks()).config
+        return load_document(Document(values), Tasks()).config
 
     return make
 

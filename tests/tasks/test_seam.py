@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 import samecurve
 from samecurve import TaskEntry
 from samecurve.cli.main import cli
-from samecurve.core.config.document import Document, read_file
+from samecurve.core.config.document import Document, read_document
 from samecurve.core.config.json_schema import as_table
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.entry_points import installed as installed_entries
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.launch.evaluate_run import evaluate
@@ -180,12 +180,12 @@ def test_declared_sections_are_checked_with_their_place(tmp_path: Path, values: 
     file = tmp_path / "kinds.yaml"
     file.write_text(f"task: {tmp_path}/kinds.py:Kinds\nmodel:\n  widht: 8\nbatch: {{samples: 5}}\n")
     with pytest.raises(InvalidConfigError) as caught:
-        load(read_file(file), Tasks())
+        load_document(read_document(file), Tasks())
     assert f"{file}:3" in str(caught.value)
     assert "did you mean width?" in str(caught.value)
     with pytest.raises(InvalidConfigError, match="valid integer"):
-        load(Document(values(model={"width": "wide"})), Tasks())
-    config = load(Document(values(name="Speaks", data={"samples": 9})), Tasks()).config
+        load_document(Document(values(model={"width": "wide"})), Tasks())
+    config = load_document(Document(values(name="Speaks", data={"samples": 9})), Tasks()).config
     assert (config.model.model_dump(), entry_of(config.task).facts(config, "").data.samples) == (
         {"width": 4},
         9,
@@ -195,18 +195,18 @@ def test_declared_sections_are_checked_with_their_place(tmp_path: Path, values: 
 
 def test_declared_sections_reach_a_flax_model(tmp_path: Path, values: Write) -> None:
     document = values(text=FLAX_FILE, engine="jax", model={"width": 5}, data={"samples": 9})
-    config = load(Document(document), Tasks()).config
+    config = load_document(Document(document), Tasks()).config
     described = entry_of(config.task).facts(config, tmp_path)
     assert (described.data.samples, described.params) == (9, 3 * 5 + 5 + 5 * 3 + 3)
     with pytest.raises(InvalidConfigError, match="did you mean width"):
-        load(Document({**document, "model": {"widht": 5}}), Tasks())
+        load_document(Document({**document, "model": {"widht": 5}}), Tasks())
 
 
 def test_facts_are_kept_by_the_users_stamp_and_file(values: Write) -> None:
     sections: list[dict[str, Any]] = [{}, {}, {"data": {"samples": 9}}, {"text": FILE + "\n"}]
     stamps = []
     for section in sections:
-        config = load(Document(values(**section)), Tasks()).config
+        config = load_document(Document(values(**section)), Tasks()).config
         stamps.append(entry_of(config.task).data_stamp(config))
     assert stamps[0] == stamps[1]
     assert stamps[0] not in stamps[2:]
@@ -215,16 +215,16 @@ def test_facts_are_kept_by_the_users_stamp_and_file(values: Write) -> None:
 def test_another_thing_called_model_is_no_section(values: Write) -> None:
     nested = FILE.replace("class Model(samecurve.Section):", "class Model(nn.Module):")
     nested = nested.replace("model.width", "model['width']")
-    config = load(Document(values(text=nested, model={"width": 4})), Tasks()).config
+    config = load_document(Document(values(text=nested, model={"width": 4})), Tasks()).config
     assert entry_of(config.task).facts(config, "").params == 31
     bare = FILE.replace("class Model(samecurve.Section):", "class Model:")
     with pytest.raises(UserError, match=r"Kinds.Model is no samecurve.Section"):
-        load(Document(values(text=bare)), Tasks())
+        load_document(Document(values(text=bare)), Tasks())
 
 
 def test_a_file_that_declares_nothing_is_not_run_for_its_config(values: Write) -> None:
     free = FILE[: FILE.index("class Kinds")] + "1 / 0\n\nclass Kinds: ...\n"
-    assert load(Document(values(text=free, model={"any": 3})), Tasks()).config.task
+    assert load_document(Document(values(text=free, model={"any": 3})), Tasks()).config.task
 
 
 def test_counts_are_equal_on_any_devices(pool: Pool, values: Write, tmp_path: Path) -> None:
@@ -292,7 +292,7 @@ def test_foreign_names_pass_both_ways(pool: Pool, values: Write, tmp_path: Path)
     foreign = load_file(out / "model.safetensors")
     assert all(name.startswith("theirs.") for name in foreign)
     assert (out / "config.json").is_file()
-    config = load(Document(document), Tasks()).config
+    config = load_document(Document(document), Tasks()).config
     source = read_initial_weights(out, config, entry_of(config.task).facts(config, tmp_path))
     assert source.arrays.keys() == samecurve.load(run).state_dict().keys()
     for name, array in source.arrays.items():
@@ -393,13 +393,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_installed_package_brings_a_task() -> None:
     assert "kinds" in Tasks().names()
     document = {"task": "kinds", "batch": {"samples": 5}, "data": {"samples": 11}}
-    config = load(Document({**document, "model": {"width": 2}}), Tasks()).config
+    config = load_document(Document({**document, "model": {"width": 2}}), Tasks()).config
     assert "kinds_package" not in sys.modules  # its class is imported when it is needed
     assert isinstance(entry_of("kinds"), TaskEntry)
     with pytest.raises(InvalidConfigError, match="did you mean width"):
-        load(Document({**document, "model": {"widt": 2}}), Tasks())
+        load_document(Document({**document, "model": {"widt": 2}}), Tasks())
     with pytest.raises(UserError, match=r"installed package kinds: .* is int"):
-        load(Document({**document, "task": "wrong"}), Tasks())
+        load_document(Document({**document, "task": "wrong"}), Tasks())
     with pytest.raises(UserError, match=r"this task has no class for engine jax"):
         entry_of("kinds").facts(config.model_copy(update={"engine": "jax"}), "")
 
@@ -411,17 +411,17 @@ def test_an_installed_task_is_described_by_its_engine_where_no_arrays_are_told(
 ) -> None:
     """An entry needs its classes only; an engine-free part need not tell `arrays`."""
     document = {"task": task, "batch": {"samples": 5}, "model": {"width": 2}}
-    config = load(Document({**document, "data": {"samples": 11}}), Tasks()).config
+    config = load_document(Document({**document, "data": {"samples": 11}}), Tasks()).config
     facts = entry_of(task).facts(config, tmp_path)
     assert (facts.data.samples, facts.params) == (11, 3 * 2 + 2 + 2 * 3 + 3)
     assert entry_of(task).open(config, tmp_path).facts() == facts
     with pytest.raises(InvalidConfigError, match="did you mean width"):
-        load(Document({**document, "model": {"widt": 2}}), Tasks())
+        load_document(Document({**document, "model": {"widt": 2}}), Tasks())
 
 
 @pytest.mark.usefixtures("package")
 def test_an_installed_task_that_tells_its_arrays_needs_no_engine(tmp_path: Path) -> None:
-    config = load(Document({"task": "told", "batch": {"samples": 5}}), Tasks()).config
+    config = load_document(Document({"task": "told", "batch": {"samples": 5}}), Tasks()).config
     facts = entry_of("told").facts(config, tmp_path)
     assert (facts.data.samples, facts.params) == (23, 12)
     assert "kinds_package" not in sys.modules
@@ -433,14 +433,16 @@ def test_facts_of_an_installed_task_are_kept_by_its_stamp_and_code(package: Path
         with (package / "kinds_package.py").open("a") as file:
             file.write(addition)
         document = {"task": "shared", "batch": {"samples": 5}, "data": {"samples": samples}}
-        stamps.append(entry_of("shared").data_stamp(load(Document(document), Tasks()).config))
+        stamps.append(
+            entry_of("shared").data_stamp(load_document(Document(document), Tasks()).config)
+        )
     assert stamps[0] == stamps[1]
     assert stamps[0] not in stamps[2:]
 
 
 def test_an_installed_task_names_the_line_of_its_own_error(package: Path) -> None:
     (package / "kinds_package.py").write_text(FILE.replace("logits = model", "logits = modell"))
-    config = load(Document({"task": "bare", "batch": {"samples": 5}}), Tasks()).config
+    config = load_document(Document({"task": "bare", "batch": {"samples": 5}}), Tasks()).config
     task = entry_of("bare").open(config, package)
     with pytest.raises(UserError, match=r"Kinds.loss\(\): NameError") as caught:
         task.losses(task.model(), {})

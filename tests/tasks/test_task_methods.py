@@ -13,7 +13,7 @@ from torch import nn
 
 from samecurve import Mean
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.protocols import Progress
 from samecurve.errors import RunError, UserError
 from samecurve.tasks import Tasks
@@ -75,7 +75,7 @@ class Breaks(Plain):
 
 def opened(task_class: type, tmp_path: Path) -> TorchAdapter:
     task = f"{__file__}:{task_class.__name__}"
-    config = load(Document({"task": task, "batch": {"samples": 4}}), Tasks()).config
+    config = load_document(Document({"task": task, "batch": {"samples": 4}}), Tasks()).config
     return TorchAdapter(task_class, config, tmp_path, file=Path(__file__))
 
 

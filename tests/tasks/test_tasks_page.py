@@ -19,8 +19,8 @@ from torch import nn
 
 import samecurve
 from one_curve import check_one_curve
-from samecurve.core.config.document import Document, parse
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, parse_document
+from samecurve.core.config.loading import load_document
 from samecurve.tasks import Tasks, open_task
 from samecurve.tasks.adapter.members import check_signatures
 from samecurve.tasks.user_class import place_of
@@ -110,7 +110,7 @@ def sides(tmp_path: Path) -> Path:
 
 def test_ours_is_one_curve(sides: Path, pool: Pool) -> None:
     values = {"task": f"{sides}/ours.py:Ring", "batch": {"samples": 50}}
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     check_one_curve(config, ["ddp:3/2"], pool, sides / "runs", steps=2, near=1e-5)
 
 
@@ -148,9 +148,9 @@ def test_the_first_task_and_what_may_be_added_to_it(
     (tmp_path / "my_task.py").write_text(one_block("A whole task"))
     path = tmp_path / "radam.py"
     path.write_text(one_block("An optimizer of your own"))
-    config = parse(re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[0], "ring.yaml")
+    config = parse_document(re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[0], "ring.yaml")
     config.set("task", f"{path}:Ring", "test")
-    facts = open_task(load(config, Tasks()).config, "").facts()
+    facts = open_task(load_document(config, Tasks()).config, "").facts()
     assert facts.updates.user_optimizer is not None
     assert (facts.updates.user_optimizer.name, facts.updates.user_optimizer.scales) == (
         "RAdam",

@@ -13,7 +13,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from commands import samecurve
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 from samecurve.observe import read_events
 from samecurve_products.sensors.sections import TimeSeriesData, TimeSeriesModel
 from samecurve_products.sensors.synthetic import VERSION
@@ -58,7 +58,7 @@ def test_more_than_95_percent_in_two_minutes_where_a_linear_classifier_has_less_
         json.loads(samecurve("eval", "run", *which, "--json", cwd=tmp_path).stdout)
         for which in (("--on", "test"), ("-d", place / "test"))
     ]
-    fields = dict(read_file(ROOT / "models/har.yaml").value["data"])
+    fields = dict(read_document(ROOT / "models/har.yaml").value["data"])
     fields["augment"] = TimeSeriesData().augment
     linear = linear_accuracy(TimeSeriesTask(TimeSeriesModel(), TimeSeriesData(**fields), cache))
     events = read_events(tmp_path / "run/journal.jsonl")

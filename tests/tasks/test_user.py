@@ -13,8 +13,8 @@ import torch
 
 from commands import losses, samecurve
 from samecurve import Initial, Mean
-from samecurve.core.config.document import Document, read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.fixed import is_same_data
 from samecurve.core.planning.machine import Machine
@@ -100,7 +100,9 @@ class My:
 
 
 def config_of(task: object, **sections: Any) -> Config:
-    return load(Document({"task": task, "batch": {"samples": 4}, **sections}), Tasks()).config
+    return load_document(
+        Document({"task": task, "batch": {"samples": 4}, **sections}), Tasks()
+    ).config
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ def test_the_sections_are_free_and_the_rest_is_not(write: Callable[..., Config])
     )
     assert config.model.model_extra == {"depth": 2, "max_seq_len": 9, "inner": {"a": [1, 2.5]}}
     assert (config.data.model_extra, config.data.prefetch) == ({"shift": 1.5}, 0)
-    again = load(Document(config.model_dump(mode="json")), Tasks()).config
+    again = load_document(Document(config.model_dump(mode="json")), Tasks()).config
     assert again.model_dump() == config.model_dump()  # as a run's config.yaml goes to its ranks
     with pytest.raises(
         InvalidConfigError, match=r"data: should be finite numbers(.|\n)*train\.stepz: unknown key"
@@ -908,9 +910,9 @@ def losses_by(name: str, seed: int) -> list[float]:
     """A plain loop in float64 over an example's own plan: its order, learning rates, optimizer and
     clipping, from these initial values.
     """
-    document = read_file(EXAMPLES / f"{name}.yaml")
+    document = read_document(EXAMPLES / f"{name}.yaml")
     document.set("devices.use", "cpu", "test")
-    config = load(document, Tasks()).config
+    config = load_document(document, Tasks()).config
     task, fields = opened(config), config.optimizer
     made = plan(config, Machine(devices=(), links=(), host_bytes=8 << 30, cores=2), task.facts())
     torch.manual_seed(seed)
@@ -947,7 +949,7 @@ def test_the_examples_learn_and_keep_to_float64(name: str, monkeypatch: pytest.M
     """
     monkeypatch.chdir(EXAMPLES.parent)
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
-    config = load(read_file(EXAMPLES / f"{name}.yaml"), Tasks()).config
+    config = load_document(read_document(EXAMPLES / f"{name}.yaml"), Tasks()).config
     facts = opened(config).facts()
     assert facts.blocks == 3
     assert bool(facts.coupled) == (name == "batchnorm")

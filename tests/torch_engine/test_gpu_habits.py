@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.features.guard.trial_passes import full_float32
 from samecurve.tasks import Tasks, open_task
 from samecurve.torch_engine.model.model_setup import seeded
@@ -32,7 +32,7 @@ def test_nothing_is_sampled_by_cudnns_attention(tmp_path: Path) -> None:
     """It builds a plan for each length; whatever stood before stands afterwards."""
     (tmp_path / "attending.py").write_text(ATTENDING)
     values = {"task": f"{tmp_path}/attending.py:Attending", "batch": {"samples": 1}}
-    task = open_task(load(Document(values), Tasks()).config, "")
+    task = open_task(load_document(Document(values), Tasks()).config, "")
     enabled: Any = torch.backends.cuda.cudnn_sdp_enabled
     assert enabled()
     assert task.sample(None, 0) == ["False"]

@@ -10,8 +10,8 @@ import pytest
 
 from one_curve import check_one_curve
 from rank_runs import train_on_ranks
-from samecurve.core.config.document import Document, read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.planner import plan
 from samecurve.tasks import Tasks, open_task
@@ -30,7 +30,7 @@ def small(**sections: Any) -> Config:
         **sections,
     }
     values["train"] = {"steps": 12, "precision": "f64", **sections.get("train", {})}
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def trained(pool: Pool, home: Path, config: Config, strategy: str, world: int) -> list[float]:
@@ -56,10 +56,10 @@ def test_complex_weights_batch_statistics_and_ragged_text_are_one_curve(
     example: str, layouts: list[str], pool: Pool, tmp_path: Path
 ) -> None:
     """Each against one device; batchnorm with its statistics synchronised."""
-    document = read_file(EXAMPLES / f"{example}.yaml")
+    document = read_document(EXAMPLES / f"{example}.yaml")
     document.set("train.precision", "f64", "test")
     document.set("task", f"{EXAMPLES.parent}/{document.value['task']}", "test")
-    config = load(document, Tasks()).config
+    config = load_document(document, Tasks()).config
     accumulated = ["fsdp:3/2"] if example != "batchnorm" else []
     check_one_curve(config, layouts + accumulated, pool, tmp_path, steps=5, near=1e-11)
 

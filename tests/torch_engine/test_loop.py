@@ -17,7 +17,7 @@ from torch import nn
 from rank_runs import train_on_ranks
 from samecurve.checkpoint.format import load as load_checkpoint
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism import Mean
 from samecurve.core.events import REQUESTS, Event
@@ -70,7 +70,7 @@ def config_of(task: str, **sections: dict[str, Any]) -> Config:
     }
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section}
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def laid_out(task: str, layout: str, **sections: dict[str, Any]) -> tuple[Config, Plan]:

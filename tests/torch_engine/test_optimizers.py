@@ -14,7 +14,7 @@ from torch import nn
 
 from one_curve import check_one_curve, compare
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.planner import plan
@@ -71,7 +71,7 @@ def config_of(name: str, **sections: Any) -> Config:
         **sections.get("optimizer", {}),
     }
     values["train"] = {"steps": 8, "precision": "f64", **sections.get("train", {})}
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def opened(config: Config) -> tuple[TorchEngine, Feed]:

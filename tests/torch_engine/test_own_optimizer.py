@@ -12,7 +12,7 @@ import torch
 
 from one_curve import check_one_curve
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.events import REQUESTS
 from samecurve.core.planning.planner import plan
@@ -40,7 +40,7 @@ def config_of(kind: str, task: str = "Brings", **sections: Any) -> Config:
         **sections,
     }
     values["train"] = {"steps": 8, "precision": "f64", **sections.get("train", {})}
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def opened(config: Config) -> tuple[TorchEngine, Feed]:

@@ -13,7 +13,7 @@ from torch import nn
 
 from rank_runs import train_on_ranks
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
@@ -55,7 +55,7 @@ def laid_out(layout: str, task: str = "Ragged", **data: str) -> tuple[Config, Pl
         },
         "devices": {"use": f"cpu:{world}", **how.get("devices", {})},
     }
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     return config, plan(config, MACHINE, open_task(config, "").facts())
 
 

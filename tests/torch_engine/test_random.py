@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from one_curve import compare
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.sample_keys import RowKeys, mix, row_keys, step_key
 from samecurve.core.planning.planner import plan
@@ -546,7 +546,7 @@ def test_a_plain_loop_with_this_noise_given_has_the_same_losses() -> None:
         "optimizer": {"name": "sgd", "lr": 1e-2, "momentum": 0.0, "clip": 0.0, "weight_decay": 0.0},
         "train": {"steps": 5, "precision": "f64", "seed": 11},
     }
-    config = load(Document(sections), Tasks()).config
+    config = load_document(Document(sections), Tasks()).config
     task = open_task(config, "")
     made = plan(config, MACHINE, task.facts())
     engine = TorchEngine(task, made, config.optimizer, Comm(), [CPU])
@@ -580,7 +580,7 @@ def config_of(task: str = "Draws", **sections: Any) -> Config:
         "optimizer": {"lr": 1e-2},
         "train": {"steps": 6, "precision": "f64", "eval_every": 3, **sections},
     }
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from rank_runs import train_on_ranks
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.planner import plan
 from samecurve.tasks import Tasks, open_task
 from tiny import MACHINE
@@ -23,7 +23,7 @@ def test_a_stop_is_heard_in_the_step_in_flight(layout: str, pool: Pool, tmp_path
         "train": {"steps": 8, "precision": "f64", "exact": strategy == "exact"},
         "devices": {"use": f"cpu:{world}", "strategy": strategy.replace("exact", "ddp")},
     }
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     made = plan(config, MACHINE, open_task(config, "").facts())
     events = train_on_ranks(pool, tmp_path, config, made, ask_in="step")
     assert [event.step for event in events if event.kind == "step"] == [1]

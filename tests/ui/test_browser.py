@@ -19,8 +19,8 @@ from playwright.sync_api import Page, expect
 
 from commands import samecurve
 from samecurve.core.config import flatten
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.observe import read_events
 from samecurve.tasks import Tasks
 
@@ -210,7 +210,7 @@ def saved(page: Page, name: str, root: Path) -> dict[str, Any]:
     page.get_by_label("Name").fill(name)
     page.get_by_role("button", name="Save as YAML").click()
     page.get_by_text(f"Saved as configs/{name}.yaml").wait_for()
-    config = load(read_file(root / "configs" / f"{name}.yaml"), Tasks()).config
+    config = load_document(read_document(root / "configs" / f"{name}.yaml"), Tasks()).config
     return flatten(config)
 
 
@@ -239,7 +239,7 @@ def test_what_a_new_run_shows_is_what_it_sends(
     write_root(root, corpus, STEPS)
     (root / "other.txt").write_text(corpus.read_text())
     (root / "tiny.yaml").write_text(EVERY_KIND)
-    kept = load(read_file(root / "tiny.yaml"), Tasks()).config
+    kept = load_document(read_document(root / "tiny.yaml"), Tasks()).config
     begun, set_to, wanted = ({row[0]: row[at] for row in fields} for at in (1, 2, 3))
     with opened(root) as site:
         page = new_run(site, batch="batch 8 = 1 device")

@@ -18,8 +18,8 @@ from tiny_pipelines import save_sd15
 from samecurve.cli.load_config import load_config
 from samecurve.cli.main import find_verb
 from samecurve.core.config import flatten
-from samecurve.core.config.document import Document, dump, read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import Document, dump_document, read_document
+from samecurve.core.config.loading import load_document
 from samecurve.errors import UserError
 from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in
@@ -211,7 +211,7 @@ def test_a_form_has_each_key_once_and_the_values_of_its_base(worker: PlanWorker)
     groups = [*form["groups"], *form["more"], {"fields": form["multi_gpu"]["fields"]}]
     keys = [field["key"] for group in groups for field in group["fields"]]
     assert len(keys) == len(set(keys))
-    config = load(read_file(SOURCE / "models/tiny.yaml"), Tasks()).config
+    config = load_document(read_document(SOURCE / "models/tiny.yaml"), Tasks()).config
     optional = {"train.early_stop"}  # a section, whose fields have keys of their own
     assert set(flatten(config)) - optional <= set(keys)
     assert form["values"]["model.hidden_size"] == "32"
@@ -372,7 +372,7 @@ def test_command_and_saved_file_give_the_same_config(
     typed = load_config(flags, say=False).config
     path = worker.ask("save", {"base": base, "values": values, "name": "saved"})["path"]
     text = (root / path).read_text()
-    saved = load(read_file(root / path), Tasks()).config
+    saved = load_document(read_document(root / path), Tasks()).config
     assert flatten(saved) == flatten(typed)
     assert text.startswith("# Made by `samecurve ui`")
     assert "task: language" in text
@@ -382,10 +382,10 @@ def test_command_and_saved_file_give_the_same_config(
 
 def test_a_run_is_repeated(worker: PlanWorker, root: Path) -> None:
     """A run's config names every value; what is saved names those that are no defaults."""
-    config = load(read_file(root / "tiny.yaml"), Tasks()).config
+    config = load_document(read_document(root / "tiny.yaml"), Tasks()).config
     home = root / "runs" / "tiny-20260101-000000"
     home.mkdir(parents=True)
-    (home / "config.yaml").write_text(dump(config.model_dump(mode="json")))
+    (home / "config.yaml").write_text(dump_document(config.model_dump(mode="json")))
     (home / "plan.json").write_text("{}")
     run = next(r for r in worker.ask("bases", {})["runs"] if r["name"].endswith(home.name))
     request = {"base": {"kind": "run", "id": run["id"]}, "values": {"train.seed": 5}}
@@ -395,7 +395,7 @@ def test_a_run_is_repeated(worker: PlanWorker, root: Path) -> None:
     path = root / worker.ask("save", request)["path"]
     assert "epsilon" not in path.read_text()
     assert len(path.read_text().splitlines()) < 25
-    saved = load(read_file(path), Tasks()).config
+    saved = load_document(read_document(path), Tasks()).config
     assert flatten(saved) == flatten(config.with_values(train={"seed": 5}))
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from commands import write_config
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.core.planning.planner import plan
 from samecurve.run.prepare import make_plan
@@ -16,7 +16,7 @@ from samecurve_products.page.form.worlds import find_measured, world_blocks
 
 def test_speed_on_more_devices_is_predicted_or_measured(tmp_path: Path, corpus: Path) -> None:
     root, file = tmp_path, write_config(tmp_path, corpus)
-    loaded = load(read_file(file), Tasks(), "tiny")
+    loaded = load_document(read_document(file), Tasks(), "tiny")
     config = loaded.config.with_values(train={"precision": "bf16"})
     _, facts = make_plan(replace(loaded, config=config.with_values(devices={"use": "cpu"})))
     gpus = tuple(

@@ -15,7 +15,7 @@ import pytest
 
 from commands import losses, samecurve
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Machine
 from samecurve.core.planning.planner import plan
@@ -76,7 +76,7 @@ def config(home: Path) -> Config:
         "train": {"steps": 9, "precision": "f64"},
         "devices": {"use": "cpu:2"},
     }
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from samecurve.cli.main import cli, find_verb
-from samecurve.core.config.document import dump, read_file, suggest
+from samecurve.core.config.document import dump_document, read_document, suggest
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.tasks.user_class import place_of
 from samecurve.tasks.user_class.class_pickler import task_of
@@ -41,7 +41,7 @@ def command_line(
         file = None if config is None or isinstance(config, Mapping) else os.fspath(config)
         path = Path(home) / "run.yaml"
         if isinstance(config, Mapping):
-            path.write_text(dump(json.loads(json.dumps(config))))
+            path.write_text(dump_document(json.loads(json.dumps(config))))
             file = str(path)
         arguments = _arguments(verb, file, flags)
         if task_class is not None:
@@ -85,7 +85,7 @@ def _refuse_other_task(task_class: type, file: str | None, flags: Mapping[str, A
     settings = flags.get("set")
     others = [settings["task"]] if isinstance(settings, Mapping) and "task" in settings else []
     if file is not None:
-        others += [task for task in [read_file(Path(file)).value.get("task")] if task]
+        others += [task for task in [read_document(Path(file)).value.get("task")] if task]
     for other in others:
         place = place_of(other)
         if place is None or place.name != task_class.__name__:

@@ -18,7 +18,7 @@ from samecurve.core.planning.plan import Plan
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.observe import event_of
 from samecurve.observe.console import PlainView, View
-from samecurve.processes import Call, start
+from samecurve.processes import Call, start_process
 
 
 def run_verb(
@@ -39,7 +39,7 @@ def run_verb(
         ended_by=signal.SIGTERM,
         unbuffered=True,
     )
-    process = start(call, stdout=PIPE, stderr=PIPE)
+    process = start_process(call, stdout=PIPE, stderr=PIPE)
     lines: list[str] = []
     interrupted = False
     assert process.stdout is not None

@@ -93,7 +93,7 @@ def make_manifest(meta: Mapping[str, Any], written: Sequence[Mapping[str, Any]])
     return {**manifest, "hash": hash_of(manifest)}
 
 
-def verify(path: Path, *, weights_only: bool = False) -> dict[str, Any]:
+def verify_checkpoint(path: Path, *, weights_only: bool = False) -> dict[str, Any]:
     """Compare every file and array of a checkpoint with its manifest. Returns the manifest.
 
     weights_only: as read_manifest()

@@ -24,7 +24,7 @@ from samecurve.checkpoint import (
     name_of,
     read_manifest,
 )
-from samecurve.checkpoint.format import load, make_manifest, verify, write_pieces
+from samecurve.checkpoint.format import load, make_manifest, verify_checkpoint, write_pieces
 from samecurve.core.config import MetricGoal
 from samecurve.core.protocols import ArrayShard, Checkpoint, Rank
 from samecurve.core.system import explain_os_error, regular_only, sync_directory, write_json
@@ -289,7 +289,7 @@ def newest(home: Path) -> tuple[Path | None, list[str]]:
         damaged, all_there = [], True
         for path in checkpoints(home):
             try:
-                verify(path)
+                verify_checkpoint(path)
                 return path, damaged
             except CorruptCheckpointError as error:
                 if path.exists():

@@ -36,7 +36,7 @@ def load_config(
 
     InvalidConfigError: all errors of the config, the refusals of another tool's config among them.
     """
-    from samecurve.core.config.loading import load, task_needed
+    from samecurve.core.config.loading import load_document, task_needed
     from samecurve.tasks import Tasks
 
     file: Path | None = flags["file"]
@@ -54,7 +54,7 @@ def load_config(
     notes = _apply(document, typed, converted=converted is not None)
     errors = converted.unresolved(document) if converted else []
     try:
-        loaded = load(document, Tasks(), file.stem if file else "run")
+        loaded = load_document(document, Tasks(), file.stem if file else "run")
     except UserError as error:
         raise (InvalidConfigError([*errors, error]) if errors else error) from None
     if errors:
@@ -88,12 +88,12 @@ def _apply_settings(document: "Document", flags: Flags) -> None:
 
 def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ImportedConfig | None]":
     """The file's document in our words, and its conversion if it is another tool's config."""
-    from samecurve.core.config.document import Document, read_file
+    from samecurve.core.config.document import Document, read_document
     from samecurve.tasks.user_class import find_pickled_class
 
     if file is None:
         return Document(), None
-    document = read_file(file)
+    document = read_document(file)
     find_pickled_class(document, file.parent)
     if "task" in document.value:  # no other tool's config has one
         return document, None

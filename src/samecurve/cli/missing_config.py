@@ -8,7 +8,7 @@ import click
 
 from samecurve.cli.importers import importer_of
 from samecurve.cli.options import Flags, Typed
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 from samecurve.core.config.loading import feature_of, task_needed
 from samecurve.core.system.installation import checkout
 from samecurve.errors import InvalidConfigError, UserError
@@ -86,13 +86,13 @@ def _configs(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _task_of(config: Path) -> str | None:
-    task = read_file(config).value.get("task")
+    task = read_document(config).value.get("task")
     return task if isinstance(task, str) else None
 
 
 def _is_config(path: Path) -> bool:
     try:
-        document = read_file(path)
+        document = read_document(path)
     except UserError:  # not text, or not a mapping: nothing to offer
         return False
     return "batch" in document.value or importer_of(document) is not None

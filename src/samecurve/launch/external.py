@@ -32,7 +32,7 @@ from samecurve.launch.supervisor import RankGroup
 from samecurve.observe.console import make_view, show_journal
 from samecurve.observe.failed_event import record_failure
 from samecurve.probe import oom_kills, oom_kills_since
-from samecurve.processes import how_ended, start
+from samecurve.processes import how_ended, start_process
 from samecurve.processes.orphan_guard import OrphanGuard
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import STOP_SIGNAL, Attempt, Requests, ask
@@ -264,7 +264,7 @@ def _run_child(attempt: Attempt, rank: Rank) -> tuple[int, Sequence[int]]:
     run = Run(Path(attempt.run))
     with OrphanGuard() as orphans:
         group = RankGroup(
-            [partial(start, rank_call(attempt))],
+            [partial(start_process, rank_call(attempt))],
             orphans=orphans,
             read_report=lambda _: read_report(run, rank.index),
         )

@@ -34,7 +34,7 @@ from samecurve.processes import (
     child_environment,
     how_ended,
     signal_group,
-    start,
+    start_process,
     wait_for,
 )
 from samecurve.terminal import echo
@@ -108,7 +108,7 @@ class HostAgent(SimpleElasticAgent):
                 "ROLE_WORLD_SIZE": str(worker.role_world_size),
             }
             call = replace(self._rank, environment=child_environment(**variables))
-            ranks.append(start(call, server=self._server, stdin=DEVNULL))
+            ranks.append(start_process(call, server=self._server, stdin=DEVNULL))
             self._ranks = ranks
         return {local: rank.pid for local, rank in enumerate(ranks)}
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
 from samecurve.probe import find_gpus
-from samecurve.processes import Call, fork_server, start
+from samecurve.processes import Call, fork_server, start_process
 from samecurve.worker.cublas import REPEATING_WORKSPACE
 
 if TYPE_CHECKING:
@@ -162,7 +162,8 @@ class Pool:
                 )
                 call = Call(__name__, (json.dumps(asdict(member)),), "serve")
                 with theirs:
-                    self._processes.append(start(call, server=server, stdin=theirs.fileno()))
+                    started = start_process(call, server=server, stdin=theirs.fileno())
+                    self._processes.append(started)
                 self._pipes.append(Connection(ours.detach()))
         finally:
             if server:

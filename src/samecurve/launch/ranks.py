@@ -9,7 +9,7 @@ from samecurve.errors import RunError, SamecurveError
 from samecurve.launch.script.placement import hold_port
 from samecurve.launch.supervisor import GroupEnd, RankGroup, RankReport
 from samecurve.probe import oom_kills, oom_kills_since
-from samecurve.processes import Call, ForkServer, child_environment, start
+from samecurve.processes import Call, ForkServer, child_environment, start_process
 from samecurve.processes.orphan_guard import OrphanGuard
 from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt
@@ -54,7 +54,7 @@ def train_by_ranks(
     try:
         with OrphanGuard() as orphans, hold_port(port) as held_port:
             calls = _rank_calls(prepared.attempt, world_size, held_port)
-            starts = [partial(start, call, server=server) for call in calls]
+            starts = [partial(start_process, call, server=server) for call in calls]
             group = RankGroup(starts, orphans=orphans, read_report=partial(read_report, run))
             try:
                 group.start()

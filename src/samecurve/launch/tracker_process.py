@@ -13,7 +13,7 @@ from subprocess import PIPE
 from samecurve.core.config.sections import Track
 from samecurve.observe.failed_event import record_beside
 from samecurve.observe.trackers import EXIT_REPORTED, KUBEFLOW_VARIABLES, TITLES, TRAINING_GOES_ON
-from samecurve.processes import OUTLIVES, Call, Process, child_environment, how_ended, start
+from samecurve.processes import OUTLIVES, Call, Process, child_environment, how_ended, start_process
 from samecurve.run.directory import Run
 
 # the variables by which a tracker's library is told of a server
@@ -40,7 +40,7 @@ class Tracker:
                     ended_by=OUTLIVES,
                 )
                 file = log.fileno()
-                self._process = start(call, stdin=PIPE, stdout=file, stderr=file)
+                self._process = start_process(call, stdin=PIPE, stdout=file, stderr=file)
         except OSError as error:
             self._warn(f"could not be started: {error.strerror}")
             return

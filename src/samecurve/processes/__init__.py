@@ -140,7 +140,9 @@ class Process(Protocol):
     def kill(self) -> None: ...
 
 
-def start(call: Call, *, server: "ForkServer | None" = None, **files: Unpack[Files]) -> Process:
+def start_process(
+    call: Call, *, server: "ForkServer | None" = None, **files: Unpack[Files]
+) -> Process:
     """Start a process that makes the call.
 
     The process ends with the thread that starts it, unless the call outlives this process.

@@ -20,7 +20,7 @@ from samecurve.core.planning.facts import Facts
 from samecurve.core.system import write_json
 from samecurve.core.system.cache import cache_home
 from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.processes import Call, ForkServer, child_environment, start
+from samecurve.processes import Call, ForkServer, child_environment, start_process
 from samecurve.tasks import Tasks, entry_of
 from samecurve.terminal import PROGRESS, shown_progress
 
@@ -113,7 +113,7 @@ def _in_subprocess(config: Config, cache: Path, server: ForkServer | None) -> di
         environment = child_environment(JAX_PLATFORMS="cpu", **{PROGRESS: progress})
         request.write(config.model_dump_json())
         request.seek(0)
-        process = start(
+        process = start_process(
             Call(__name__, (str(cache),), environment=environment),
             server=server,
             stdin=request.fileno(),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.document import dump
+from samecurve.core.config.document import dump_document
 from samecurve.core.config.sections import Config
 from samecurve.errors import RunError, UserError
 from samecurve.run.weights.opened_checkpoint import OpenedCheckpoint, open_checkpoint
@@ -136,7 +136,7 @@ def _in_form(
 
 def _write_config(directory: Path, checkpoint: OpenedCheckpoint) -> None:
     """Write the run's config, and the task's class, where the run keeps it."""
-    text = dump(checkpoint.config.model_dump(mode="json"))
+    text = dump_document(checkpoint.config.model_dump(mode="json"))
     (directory / "config.yaml").write_text(text)
     if checkpoint.run.task.is_file():
         shutil.copyfile(checkpoint.run.task, directory / checkpoint.run.task.name)

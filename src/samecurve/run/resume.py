@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.checkpoint import MANIFEST, CorruptCheckpointError, name_of, read_manifest
-from samecurve.checkpoint.format import verify
+from samecurve.checkpoint.format import verify_checkpoint
 from samecurve.checkpoint.store import checkpoints, newest, set_aside
 from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.config.sections import Config
@@ -143,7 +143,7 @@ def _from_checkpoint(path: Path) -> Origin:
     run = Run(path.resolve().parent.parent)
     run.check("--resume")
     try:
-        manifest = verify(path)
+        manifest = verify_checkpoint(path)
     except CorruptCheckpointError as error:
         raise UserError(
             f"checkpoint {path}: {error}",

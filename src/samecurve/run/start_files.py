@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from samecurve.checkpoint.store import sweep
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import LoadedConfig, load
+from samecurve.core.config.loading import LoadedConfig, load_document
 from samecurve.core.config.sections import Config, Track
 from samecurve.core.events import Event, Kind
 from samecurve.core.planning.facts import Facts
@@ -189,7 +189,7 @@ def _keep_task(run: Run, config: Config) -> Config:
         shutil.copyfile(place.path, scratch)
         scratch.replace(run.task)
     values = {**config.model_dump(mode="json"), "task": f"{run.task}:{place.name}"}
-    return load(Document(values), Tasks()).config
+    return load_document(Document(values), Tasks()).config
 
 
 def _write_journal(accepted: AcceptedStart, prepared: PreparedRun) -> None:

@@ -21,7 +21,7 @@ from subprocess import PIPE
 import psutil
 
 from samecurve.errors import RunError
-from samecurve.processes import OUTLIVES, Call, Process, start
+from samecurve.processes import OUTLIVES, Call, Process, start_process
 from samecurve.watch import HangLimit
 
 _ANSWER = 2.0  # seconds in which a process that can still run answers
@@ -54,7 +54,7 @@ def watched_from_outside(
     )
     # in the terminal's process group: Ctrl-Z stops both
     call = Call(__name__, (json.dumps(asdict(watched)),), ended_by=OUTLIVES)
-    process = start(call, stdin=PIPE, stdout=PIPE)
+    process = start_process(call, stdin=PIPE, stdout=PIPE)
     thread = threading.Thread(
         target=_end_on_hang, args=(process, watched), name="hangs", daemon=True
     )

@@ -21,7 +21,7 @@ from samecurve.core.config.sections import Config
 from samecurve.core.system.cache import cache_home
 from samecurve.data import held_out_data
 from samecurve.data.workers import Line, Workers, line, serve
-from samecurve.processes import Call, child_environment, end_with, start
+from samecurve.processes import Call, child_environment, end_with, start_process
 from samecurve.tasks import Tasks, open_task
 from samecurve.watch import ASK_SIGNAL
 
@@ -49,7 +49,7 @@ class DataWorkers:
         environment = child_environment(
             OMP_NUM_THREADS="1", JAX_PLATFORMS="cpu", CUDA_VISIBLE_DEVICES=""
         )
-        self._process = start(
+        self._process = start_process(
             Call(__name__, (json.dumps(argument),), environment=environment),
             stdin=PIPE,
             pass_fds=[status_writer, *(fd for of_line in fds for fd in of_line)],

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.config.document import Document, parse
-from samecurve.errors import UserError
+from samecurve.seam import Document, UserError, parse_document
 
 _ABOVE = 3  # folders above that of the config
 _MOST_BYTES = 1 << 20
@@ -37,7 +36,7 @@ class Companions:
         path = self._find(name)
         if path is None or not path.is_file():
             return None
-        return parse(_text_of(path), str(path), list_key=list_key)
+        return parse_document(_text_of(path), str(path), list_key=list_key)
 
     def text(self, name: object) -> str | None:
         """A file's text. None: there is no such file."""

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from samecurve.core.config.document import Document, Key, dump, join_key
-from samecurve.errors import UserError
+from samecurve.core.config.document import Key
+from samecurve.seam import Document, UserError, dump_document, join_key
 
 Outcome = Literal["read", "left", "settled", "refused"]
 
@@ -136,7 +136,7 @@ class ConvertedConfig:
             rows.append(f"# Its run directory goes on the command line: --save-dir {directory}")
         value = self.document.value
         ordered = {section: value[section] for section in _SECTIONS if section in value}
-        return "\n".join(rows) + "\n" + dump(ordered)
+        return "\n".join(rows) + "\n" + dump_document(ordered)
 
 
 def _is_settled(refusal: Refusal, document: Document) -> bool:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from samecurve.cli.importers import NOT_IN_THE_FILE
-from samecurve.core.config.document import Document, Key, join_key, suggest
-from samecurve.errors import UserError
+from samecurve.core.config.document import Key
+from samecurve.seam import Document, UserError, join_key, suggest
 from samecurve_products.convert.companions import Companions
 from samecurve_products.convert.converted_config import (
     FieldReading,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from samecurve.core.config import EPOCHS_PATTERN
-from samecurve.core.config.document import Document
+from samecurve.seam import Document
 from samecurve_products.convert.foreign_config import ForeignConfig
 from samecurve_products.convert.host_memory import kohya_blocks
 from samecurve_products.convert.kohya_data import data

@@ -35,7 +35,7 @@ from importlib import import_module
 from importlib.resources import files
 from typing import Any
 
-from samecurve.core.config.document import Document, parse
+from samecurve.seam import Document, parse_document
 from samecurve_products.convert.companions import Companions
 from samecurve_products.convert.converted_config import ConvertedConfig, short_text
 from samecurve_products.convert.foreign_config import LEAVE_OUT, SAME, ForeignConfig
@@ -84,7 +84,7 @@ def _read_table(name: str) -> Mapping[str, Any]:
 @cache
 def _parsed_table(name: str) -> Mapping[str, Any]:
     file = files("samecurve_products.convert") / f"{name}.yaml"
-    return parse(file.read_text(encoding="utf-8"), file.name).value
+    return parse_document(file.read_text(encoding="utf-8"), file.name).value
 
 
 @dataclass(frozen=True)

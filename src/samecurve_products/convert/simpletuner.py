@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from samecurve.core.config.document import Document
+from samecurve.seam import Document
 from samecurve_products.convert.foreign_config import ForeignConfig
 from samecurve_products.convert.host_memory import simpletuner_layers
 from samecurve_products.convert.prompts import prompt_of, write_prompts

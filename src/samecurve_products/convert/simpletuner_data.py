@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from samecurve.core.config.document import Document
+from samecurve.seam import Document
 from samecurve_products.convert.foreign_config import ForeignConfig
 from samecurve_products.convert.picture_folders import (
     NO_FOLDER,

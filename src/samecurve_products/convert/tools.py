@@ -6,7 +6,7 @@ A tool's table is imported only for a config of that tool.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samecurve.core.config.document import Document
+from samecurve.seam import Document
 
 if TYPE_CHECKING:
     from samecurve_products.convert.converted_config import ConvertedConfig

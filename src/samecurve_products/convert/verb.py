@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from samecurve.cli.options import CONFIG_OPTIONS, PATH, Verb
-from samecurve.terminal import echo
+from samecurve.cli.options import CONFIG_OPTIONS
+from samecurve.seam import PATH, Verb, echo
 
 _FLAGS = [option for option in CONFIG_OPTIONS if option.name != "file"]
 
@@ -29,7 +29,7 @@ def convert(old: Path, new: Path, **flags: Any) -> None:
     of kohya's sd-scripts. What a flag sets is written in place of what OLD says.
     """
     from samecurve.cli.load_config import set_flags
-    from samecurve.errors import InvalidConfigError
+    from samecurve.seam import InvalidConfigError
     from samecurve_products.convert.write_converted import convert as write_converted
 
     notes: list[str] = []

@@ -7,11 +7,8 @@ returned as errors.
 from collections.abc import Callable
 from pathlib import Path
 
-from samecurve.core.config.document import Document, read_file
-from samecurve.core.config.loading import load
 from samecurve.core.system import write_new
-from samecurve.errors import UserError
-from samecurve.tasks import Tasks
+from samecurve.seam import Document, Tasks, UserError, load_document, read_document
 from samecurve_products.convert.converted_config import ConvertedConfig
 from samecurve_products.convert.tools import SHAPES
 from samecurve_products.convert.tools import convert as read
@@ -30,7 +27,7 @@ def convert(
         raise UserError(
             f"--to {new}: the config is written as YAML", "a name that ends in .yaml", "--to"
         )
-    document = read_file(old)
+    document = read_document(old)
     converted = read(document, old.parent)
     if converted is None:
         known = "; ".join(f"{tool} by {shape}" for tool, shape in SHAPES.items())
@@ -44,7 +41,7 @@ def convert(
     converted = converted.after_flags()
     errors = converted.unresolved(converted.document)
     try:
-        load(converted.document, Tasks())
+        load_document(converted.document, Tasks())
     except UserError as error:
         errors.append(error)
     _write(new, converted.to_yaml(old.name))

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 
-from samecurve.core.planning.machine import Device
-from samecurve.units import counted, join_words, show_rate, some
+from samecurve.seam import Device, counted, join_words, some
+from samecurve.units import show_rate
 from samecurve.worker.jobs.check_job import CollectiveTest
 from samecurve.worker.jobs.collectives_job import bus_factor
 from samecurve_products.doctor import Check, failed, passed, warned

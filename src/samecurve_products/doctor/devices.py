@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.planning.machine import NVIDIA, Device
-from samecurve.errors import UserError
+from samecurve.core.planning.machine import NVIDIA
 from samecurve.probe import Gpus, find_gpus
 from samecurve.probe.gpu_state import GpuState, driver_fault, gpu_states, visibility_variables
-from samecurve.units import counted, join_words, show_bytes, some
+from samecurve.seam import Device, UserError, counted, join_words, show_bytes, some
 from samecurve_products.doctor import Check, failed, passed, warned
 
 _MOST_SHOWN = 4  # processes of a GPU

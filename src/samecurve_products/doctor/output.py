@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from samecurve.core.system.redact import HIDDEN, names_secret, redact
-from samecurve.units import counted
+from samecurve.core.system.redact import HIDDEN, names_secret
+from samecurve.seam import counted, redact
 from samecurve_products.doctor import Check
 
 _NAME_WIDTH = 17

@@ -8,11 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.sections import Devices
-from samecurve.core.planning.machine import Device, Machine, choose_devices
-from samecurve.core.system.installation import checkout
 from samecurve.launch.gpu_settings import gpu_settings, without_user_settings
 from samecurve.probe import cpu_cores, cpu_name, host_memory
+from samecurve.seam import Device, Devices, Machine, checkout, choose_devices
 from samecurve_products.doctor import Check, warned
 from samecurve_products.doctor.collectives import CollectiveResult, CollectiveTests
 from samecurve_products.doctor.devices import check_devices, read_gpus

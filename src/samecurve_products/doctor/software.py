@@ -8,12 +8,11 @@ from importlib import metadata
 from typing import Any
 
 import samecurve
-from samecurve.core.planning.machine import NVIDIA, Device
-from samecurve.core.system.installation import install_command
+from samecurve.core.planning.machine import NVIDIA
 from samecurve.probe import Gpus
 from samecurve.probe.engines import unfit_engines
 from samecurve.probe.gpu_state import cuda_of_driver
-from samecurve.units import join_words
+from samecurve.seam import Device, install_command, join_words
 from samecurve_products.doctor import Check, failed, passed, warned
 
 _NEWEST_TRIED = (3, 13)

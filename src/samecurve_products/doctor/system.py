@@ -14,7 +14,6 @@ from secrets import token_hex
 
 import psutil
 
-from samecurve.core.system import explain_os_error
 from samecurve.probe import (
     MOUNTS,
     cpu_cores,
@@ -23,7 +22,7 @@ from samecurve.probe import (
     host_memory,
     network_note,
 )
-from samecurve.units import counted, join_words, show_bytes
+from samecurve.seam import counted, explain_os_error, join_words, show_bytes
 from samecurve_products.doctor import Check, failed, passed, warned
 
 _GIB = 1 << 30

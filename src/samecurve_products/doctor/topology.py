@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.observe.text_table import Column, table_text
 from samecurve.probe.gpu_state import GpuState
 from samecurve.probe.links import Links, find_links, peer_access
-from samecurve.units import join_words
+from samecurve.seam import Column, join_words, table_text
 from samecurve_products.doctor import Check, passed, warned
 
 _BRIDGE = "0x0604"  # PCI class of a bridge

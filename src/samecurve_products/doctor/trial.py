@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from samecurve.processes import Call, Process, fork_server, how_ended, signal_group, start, wait_for
+from samecurve.processes import fork_server
+from samecurve.seam import Call, Process, how_ended, signal_group, start_process, wait_for
 
 _GRACE = 2.0  # seconds for the other ranks, once one has failed
 _LEAVE = 10.0  # seconds in which a killed process leaves
@@ -117,7 +118,7 @@ class Trials:
         environment = {**self._environment, **variables}
         call = Call(__name__, (job, json.dumps(value)), "run_job", environment, new_session=True)
         with theirs, open(log, "wb") as output:
-            process = start(
+            process = start_process(
                 call,
                 server=self._server if fork else None,
                 stdin=theirs.fileno(),

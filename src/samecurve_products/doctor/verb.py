@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from samecurve.cli.completion import words_of_key
-from samecurve.cli.options import PATH, Option, Verb
-from samecurve.terminal import echo
+from samecurve.cli.options import Option
+from samecurve.seam import PATH, Verb, echo
 
 
 @click.command(cls=Verb, help_group="Begin")
@@ -60,7 +60,7 @@ def check(
 
     Tries collectives between all devices. Exit code 1 if a check is FAIL.
     """
-    from samecurve.worker import alone
+    from samecurve.seam import alone
     from samecurve_products.doctor import output
     from samecurve_products.doctor.run import CheckRequest, MachineCheck
     from samecurve_products.doctor.system import load_note

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from samecurve.core.config.loading import SEE_TABLE
-from samecurve.errors import InvalidConfigError, SamecurveError, UserError
-from samecurve.terminal import echo
+from samecurve.seam import InvalidConfigError, SamecurveError, UserError, echo
 
 Checked = TypeVar("Checked")
 _YES, _NO = {"yes", "y"}, {"no", "n"}

@@ -4,11 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.config.sections import Devices
-from samecurve.core.planning.machine import choose_devices
-from samecurve.probe import probe
 from samecurve.run.new_config.presets import all_presets
-from samecurve.terminal import echo
+from samecurve.seam import Devices, choose_devices, echo, probe
 from samecurve_products.init.answers import Answers
 from samecurve_products.init.new_files import (
     Target,

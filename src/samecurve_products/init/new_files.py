@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import samecurve
-from samecurve.core.config.document import dump
 from samecurve.core.config.json_schema import json_schema
-from samecurve.core.system import explain_os_error, write_new, write_whole
-from samecurve.core.system.installation import checkout
-from samecurve.errors import UserError
-from samecurve.processes import python_module
-from samecurve.tasks import Tasks
+from samecurve.core.system import write_new
+from samecurve.seam import (
+    Tasks,
+    UserError,
+    checkout,
+    dump_document,
+    explain_os_error,
+    python_module,
+    write_whole,
+)
 from samecurve_products.init.answers import Answers, Question, tell
 from samecurve_products.init.planned import Settled, with_values
 
@@ -137,7 +141,7 @@ def config_text(path: Path, settled: Settled, *, schema: bool) -> str:
     full = {name: value for name, value in document.value.items() if value != {}}
     made = f"# Made by `samecurve init` {samecurve.__version__} on {time.strftime('%Y-%m-%d')}"
     line = schema_line(path) if schema else ""
-    return f"{line}{made}: {settled.title}\n{dump(full, compact=True)}"
+    return f"{line}{made}: {settled.title}\n{dump_document(full, compact=True)}"
 
 
 def schema_line(path: Path) -> str:

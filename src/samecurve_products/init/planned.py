@@ -7,19 +7,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from samecurve.core.config.document import Document, parse
-from samecurve.core.config.loading import LoadedConfig, load
-from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.plan import Plan
-from samecurve.core.system import explain_os_error
-from samecurve.errors import SamecurveError, UserError
-from samecurve.observe.plan_text import arithmetic
 from samecurve.processes import ForkServer, fork_server
 from samecurve.run.new_config.presets import Preset
-from samecurve.run.prepare import make_plan
 from samecurve.run.warm_start import DESCRIBES
-from samecurve.tasks import Tasks, entry_of
-from samecurve.units import show_bytes
+from samecurve.seam import (
+    Document,
+    Facts,
+    LoadedConfig,
+    Plan,
+    SamecurveError,
+    Tasks,
+    UserError,
+    arithmetic,
+    entry_of,
+    explain_os_error,
+    load_document,
+    make_plan,
+    parse_document,
+    show_bytes,
+)
 
 Values = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
 _NEEDS = {  # what a preset lacks -> the cause and the remedy
@@ -91,7 +97,7 @@ class Planner:
         SamecurveError: it can't be loaded or planned.
         """
         try:
-            loaded = load(document, Tasks())
+            loaded = load_document(document, Tasks())
             libraries = (*entry_of(loaded.config.task).libraries, DESCRIBES)
             if self._server:
                 self._server.preload(libraries)
@@ -122,7 +128,7 @@ def preset_document(preset: Preset, values: Values) -> Document:
     for key in preset.needs:
         if key not in values:
             raise UserError(*_NEEDS[key], key)
-    return with_values(parse(preset.text, f"preset {preset.id}"), values)
+    return with_values(parse_document(preset.text, f"preset {preset.id}"), values)
 
 
 def with_values(document: Document, values: Values) -> Document:

@@ -6,17 +6,26 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from samecurve.core.config.document import Document, parse_setting, suggest
-from samecurve.core.config.loading import DEFAULT_TASK, load
-from samecurve.core.config.sections import Devices
-from samecurve.core.planning.machine import Device, Machine, choose_devices
-from samecurve.errors import UserError
-from samecurve.observe.plan_text import arithmetic, banner
+from samecurve.core.config.loading import DEFAULT_TASK
 from samecurve.probe.detected import detected
 from samecurve.run.new_config.presets import Preset, all_presets
-from samecurve.tasks import Tasks
-from samecurve.terminal import echo
-from samecurve.units import counted, join_words
+from samecurve.seam import (
+    Device,
+    Devices,
+    Document,
+    Machine,
+    Tasks,
+    UserError,
+    arithmetic,
+    banner,
+    choose_devices,
+    counted,
+    echo,
+    join_words,
+    load_document,
+    parse_setting,
+    suggest,
+)
 from samecurve_products.init.answers import Answers, Question, tell
 from samecurve_products.init.planned import (
     Candidate,
@@ -107,7 +116,7 @@ class Questions:
     def _check_devices(self, answer: str) -> tuple[str, tuple[Device, ...]]:
         document = Document({"task": DEFAULT_TASK, "batch": {"samples": 1}})
         document.set("devices.use", answer, "--devices")
-        section = load(document, Tasks()).config.devices
+        section = load_document(document, Tasks()).config.devices
         return section.use, choose_devices(section, "torch", self._machine).value
 
     def _preset_by_flag(self) -> Preset | None:
@@ -334,7 +343,7 @@ def _check_task(answer: str) -> str:
     document = Document({"batch": {"samples": 1}})
     document.set("task", answer, "--task")
     if not Tasks().knows(answer):
-        load(document, Tasks())  # says which tasks there are
+        load_document(document, Tasks())  # says which tasks there are
     return answer
 
 

@@ -9,10 +9,8 @@ from importlib.machinery import PathFinder
 from importlib.resources import files
 from pathlib import Path
 
-from samecurve.core.config.document import Document, dump, parse_setting
-from samecurve.core.config.loading import DEFAULT_TASK, load
-from samecurve.errors import UserError
-from samecurve.tasks import Tasks
+from samecurve.core.config.loading import DEFAULT_TASK
+from samecurve.seam import Document, Tasks, UserError, dump_document, load_document, parse_setting
 from samecurve_products.init.answers import Answers, Question
 from samecurve_products.init.new_files import (
     Target,
@@ -80,7 +78,7 @@ def make_skeleton(
     }
     texts = {file: _filled("task.py.txt", words), test: _filled("test.py.txt", words)}
     line = schema_line(target.path) if schema else ""
-    devices = "" if use == "auto" else dump({"devices": {"use": use}})
+    devices = "" if use == "auto" else dump_document({"devices": {"use": use}})
     texts[target.path] = f"{line}{_filled('config.yaml.txt', words)}{devices}"
     texts |= schema_beside(target.path) if schema else {}
     return Skeleton(texts, tuple(replaced), target.path, test)
@@ -134,7 +132,7 @@ def _check_batch(answer: str) -> int:
     """UserError: the config takes no such batch."""
     document = Document({"task": DEFAULT_TASK})
     document.set(*parse_setting(f"batch.samples={answer}"), "--batch")
-    return load(document, Tasks()).config.batch.samples or 0
+    return load_document(document, Tasks()).config.batch.samples or 0
 
 
 def _class_name(stem: str) -> str:

@@ -10,9 +10,8 @@ from pathlib import Path
 import click
 
 from samecurve.cli.completion import task_names, words, words_of_key
-from samecurve.cli.options import PATH, Option, Verb
-from samecurve.errors import UserError, keeping
-from samecurve.terminal import echo
+from samecurve.cli.options import Option
+from samecurve.seam import PATH, UserError, Verb, echo, keeping
 
 
 def _presets() -> list[str]:
@@ -109,7 +108,7 @@ def init(
     samecurve init --task my_task.py      a new task of your own, its config and its test
     samecurve init --yes new.yaml         asks nothing
     """
-    from samecurve.worker import alone
+    from samecurve.seam import alone
     from samecurve_products.init.answers import Answers, InputEndedError, Question
     from samecurve_products.init.interview import interview
 

@@ -9,12 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.loading import LoadedConfig
 from samecurve.core.planning.compute import choose_precision
-from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.plan import Plan
-from samecurve.errors import UserError
-from samecurve.run.describe import describe
+from samecurve.seam import Facts, LoadedConfig, Plan, UserError, describe
 from samecurve_products.lab.predicted import (
     as_json,
     cost_lines,

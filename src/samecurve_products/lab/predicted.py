@@ -7,9 +7,8 @@ efficiency by number of devices.
 from collections.abc import Sequence
 
 from samecurve.core.planning.hardware import LinkSpec
-from samecurve.core.planning.plan import Plan
-from samecurve.observe.text_table import Column, table_text
-from samecurve.units import counted, show_bytes, show_count, show_time
+from samecurve.seam import Column, Plan, counted, show_bytes, show_count, table_text
+from samecurve.units import show_time
 from samecurve_products.lab.simulation.cluster import Cluster
 from samecurve_products.lab.simulation.collectives import Collective
 from samecurve_products.lab.simulation.forecast import Curve, StrategyForecast

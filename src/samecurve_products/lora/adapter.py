@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
+from samecurve.seam import UserError, install_command
 from samecurve_products.lora import StoredArray
 from samecurve_products.lora.names import (
     BASE,

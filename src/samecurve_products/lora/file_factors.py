@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from samecurve.errors import UserError
 from samecurve.run.weights.first_adapter import CONFIG_FILE
+from samecurve.seam import UserError
 from samecurve_products.lora.sections import AdapterSection
 
 _METADATA = "lora_adapter_metadata"  # of a file that diffusers has written: peft's config

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.lora.image_models import find_candidates
 
 # before a name of one word, by the part of the pipeline

@@ -13,8 +13,8 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.errors import UserError
-from samecurve.units import first_and_count, some
+from samecurve.seam import UserError, some
+from samecurve.units import first_and_count
 from samecurve_products.lora import StoredArray
 from samecurve_products.lora.file_factors import StatedFactors, check_config
 from samecurve_products.lora.file_names import FileNames, is_of_text_encoder

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from samecurve.core.config import Section
+from samecurve.seam import Section
 
 Kind = Literal["lora", "dora", "lokr"]
 Quantize = Literal["none", "bf16", "8bit", "4bit"]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from samecurve.core.config.document import suggest
-from samecurve.errors import UserError
+from samecurve.seam import UserError, suggest
 from samecurve_products.lora.sections import AdapterSection
 
 ALL = "all-linear"

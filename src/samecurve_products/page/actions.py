@@ -15,13 +15,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Literal, get_args
 
-from samecurve.checkpoint.store import checkpoints
 from samecurve.core.events import Request
 from samecurve.core.strategies import STRATEGY_NAMES
-from samecurve.core.system import regular_only
-from samecurve.observe import event_of
-from samecurve.run.directory import Run, is_live
 from samecurve.run.directory.attempt import ask
+from samecurve.seam import Run, checkpoints, event_of, is_live, regular_only
 from samecurve.tasks.user_class import Place, is_pickled, place_of
 from samecurve.tasks.user_class.kept_source import read_kept_source
 from samecurve.tasks.user_class.pickled_class import is_remembered

@@ -11,9 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from samecurve import __version__
-from samecurve.core.system.redact import redact
-from samecurve.errors import SamecurveError
-from samecurve.terminal import printable
+from samecurve.seam import SamecurveError, printable, redact
 from samecurve_products.page import compare, run_routes
 from samecurve_products.page.answers import json_answer
 from samecurve_products.page.errors import RefusedError, entries, entry, shown_error, status_of

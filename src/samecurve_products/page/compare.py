@@ -11,10 +11,9 @@ from typing import TypedDict
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from samecurve.core.system.redact import redact, redact_blocks
-from samecurve.processes import output_of, python_module
-from samecurve.terminal import printable
-from samecurve.units import show_bytes
+from samecurve.core.system.redact import redact_blocks
+from samecurve.processes import output_of
+from samecurve.seam import printable, python_module, redact, show_bytes
 from samecurve_products.page.answers import json_answer
 from samecurve_products.page.errors import RefusedError
 from samecurve_products.page.indexer import journal_size

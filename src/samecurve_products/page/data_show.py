@@ -12,13 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.config.sections import Config
-from samecurve.core.system.cache import cache_home
-from samecurve.errors import UserError
-from samecurve.probe import probe
 from samecurve.run.describe import check_installed
 from samecurve.run.preconditions import check_before_facts
-from samecurve.units import counted
+from samecurve.seam import Config, UserError, cache_home, counted, probe
 from samecurve_products.preview.about import LeftOut
 from samecurve_products.preview.open_data import Preview, Split, preview
 from samecurve_products.preview.parts import Curves, Picture, Sample, Value

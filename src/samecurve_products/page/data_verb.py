@@ -11,10 +11,16 @@ from typing import Any, Literal
 
 import click
 
-from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, Verb, VerbGroup
-from samecurve.errors import InvalidConfigError, SamecurveError
-from samecurve.terminal import echo
+from samecurve.seam import (
+    PATH,
+    ConfigVerb,
+    InvalidConfigError,
+    SamecurveError,
+    Verb,
+    VerbGroup,
+    echo,
+    load_config,
+)
 
 
 @click.group(cls=VerbGroup, help_group="Data and configs")

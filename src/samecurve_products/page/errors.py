@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from samecurve.core.system.redact import redact
-from samecurve.errors import InvalidConfigError, SamecurveError, UserError
-from samecurve.terminal import printable
+from samecurve.seam import InvalidConfigError, SamecurveError, UserError, printable, redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
 from samecurve.core.system.redact import redact_blocks
-from samecurve.processes import Call, signal_group, start, wait_for
+from samecurve.seam import Call, signal_group, start_process, wait_for
 from samecurve_products.page.answers import json_answer, json_body
 from samecurve_products.page.errors import RefusedError, shown_error
 from samecurve_products.page.form.plan_worker import PlanRefusedError
@@ -142,7 +142,9 @@ def _data(desk: Desk, sent: Mapping[str, Any]) -> dict[str, Any]:
 def _output(call: Call, home: Path) -> bytes:
     """The output of the call. PlanRefusedError: it takes too long, or writes too much."""
     with tempfile.TemporaryFile() as written:
-        process = start(call, stdin=DEVNULL, stdout=written.fileno(), stderr=DEVNULL, cwd=home)
+        process = start_process(
+            call, stdin=DEVNULL, stdout=written.fileno(), stderr=DEVNULL, cwd=home
+        )
         try:
             if not wait_for([process], _DATA_SECONDS):
                 cause = f"reading the data took more than {_DATA_SECONDS:g} s"

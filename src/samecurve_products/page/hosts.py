@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import psutil
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 
 DEFAULT_PORT = 8631
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})

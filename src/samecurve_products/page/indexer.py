@@ -14,8 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from subprocess import DEVNULL
 
-from samecurve.core.system.cache import cache_home
-from samecurve.processes import Call, start
+from samecurve.seam import Call, cache_home, start_process
 from samecurve_products.report.journal_reader import JournalReader
 
 LONG = 8 << 20  # bytes of a journal that the server does not read itself
@@ -86,7 +85,7 @@ class Indexer:
         try:
             state.parent.mkdir(parents=True, exist_ok=True)
             call = Call(__name__, (str(home), str(state)), new_session=True)
-            child = start(call, stdin=DEVNULL)
+            child = start_process(call, stdin=DEVNULL)
         except OSError:
             return False
         while child.poll() is None:

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.events import Event
-from samecurve.core.system import regular_only
-from samecurve.observe import event_of
+from samecurve.seam import Event, event_of, regular_only
 from samecurve_products.report.steps import number
 
 _TAIL, _LONG_TAIL = 1 << 16, 1 << 20  # bytes; the longer one where a single line fills the shorter

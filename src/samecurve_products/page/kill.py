@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from samecurve.run.directory import Run
+from samecurve.seam import Run
 from samecurve_products.page.errors import RefusedError
 from samecurve_products.page.lock_file import launcher
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from samecurve.core.system import read_file_bytes
-from samecurve.run.directory import Run, boot_id, is_live
+from samecurve.run.directory import boot_id
+from samecurve.seam import Run, is_live, read_file_bytes
 
 _MOST_BYTES = 1 << 16
 _CLOCK = 2.0  # seconds by which the kernel's time of a start may be off

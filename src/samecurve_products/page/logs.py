@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from samecurve.core.system import regular_only
-from samecurve.core.system.redact import redact
-from samecurve.terminal import printable
+from samecurve.seam import printable, redact, regular_only
 from samecurve_products.page.errors import RefusedError
 
 LINES = 200  # of an answer

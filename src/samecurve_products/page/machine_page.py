@@ -6,10 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from samecurve.core.system import read_file_bytes
 from samecurve.core.system.redact import redact_blocks
-from samecurve.terminal import printable
-from samecurve.units import show_bytes
+from samecurve.seam import printable, read_file_bytes, show_bytes
 from samecurve_products.page.devices import DeviceNow, Devices
 from samecurve_products.page.roots import Root
 from samecurve_products.page.tree import SKIPPED, walk

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samecurve.core.planning.fixed import as_mapping
-from samecurve.core.system import read_file_bytes
-from samecurve.terminal import printable
-from samecurve.units import counted
+from samecurve.seam import counted, printable, read_file_bytes
 
 _MOST_BYTES = 1 << 26
 

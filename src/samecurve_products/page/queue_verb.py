@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, Verb, VerbGroup, save_dir_option
-from samecurve.errors import UserError, keeping
-from samecurve.terminal import echo, printable_line
+from samecurve.cli.options import save_dir_option
+from samecurve.seam import PATH, ConfigVerb, UserError, Verb, VerbGroup, echo, keeping, load_config
+from samecurve.terminal import printable_line
 
 if TYPE_CHECKING:
     from samecurve_products.page.jobs.busy import Devices
@@ -48,11 +47,8 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
 
     The config is checked now, and read again when the job starts.
     """
-    from samecurve.core.planning.machine import choose_devices
     from samecurve.features.balance import balance_of
-    from samecurve.probe import probe
-    from samecurve.processes import python_module
-    from samecurve.run.prepare import make_plan
+    from samecurve.seam import choose_devices, make_plan, probe, python_module
     from samecurve_products.page.jobs.queue import NewJob, Queue
 
     loaded = load_config(flags, say=True)
@@ -86,7 +82,7 @@ def add(*, save_dir: Path | None, home: Path, **flags: Any) -> None:
 @_queue_option
 def list_jobs(*, as_json: bool, home: Path) -> None:
     """Show the jobs that run, wait, or have ended."""
-    from samecurve.observe.text_table import Column, table_text
+    from samecurve.seam import Column, table_text
     from samecurve_products.page.jobs.queue import Queue, job_rows
     from samecurve_products.page.jobs.work import has_worker
 

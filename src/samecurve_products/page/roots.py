@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from samecurve.errors import UserError
-from samecurve.run.directory import Run
+from samecurve.seam import Run, UserError
 from samecurve_products.page.tree import walk
 
 _DEPTH = 3  # directories below a root in which runs are looked for

@@ -14,9 +14,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from samecurve.core.system import read_file_bytes
-from samecurve.core.system.redact import redact
-from samecurve.terminal import printable
+from samecurve.seam import printable, read_file_bytes, redact
 from samecurve_products.page.journal_tail import Tail, read_tail
 from samecurve_products.page.lock_file import holds_lock, read_holder
 from samecurve_products.page.plan_file import PlanFile, read_plan_file

@@ -17,9 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from samecurve.core.system.redact import redact_blocks
-from samecurve.errors import SamecurveError
-from samecurve.run.directory import is_live
-from samecurve.terminal import printable
+from samecurve.seam import SamecurveError, is_live, printable
 from samecurve_products.page.actions import possible
 from samecurve_products.page.answers import json_text
 from samecurve_products.page.devices import device_readings

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from samecurve.core.system.redact import redact_blocks
 from samecurve.observe.pictures import png
-from samecurve.run.directory import is_live
+from samecurve.seam import is_live
 from samecurve_products.page import actions
 from samecurve_products.page.answers import json_answer, json_body, text_of
 from samecurve_products.page.errors import RefusedError

@@ -16,7 +16,7 @@ from typing import NoReturn
 import uvicorn
 
 from samecurve.core.events import stop_signals
-from samecurve.terminal import echo
+from samecurve.seam import echo
 from samecurve_products.page.app import make_app
 from samecurve_products.page.guard import Guard
 from samecurve_products.page.hosts import check_host, listen, own_names, url_host

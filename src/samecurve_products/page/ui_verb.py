@@ -4,8 +4,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli.options import PATH, Verb
-from samecurve.errors import UserError
+from samecurve.seam import PATH, UserError, Verb
 
 
 @click.command(cls=Verb, help_group="Look at runs")
@@ -34,7 +33,7 @@ def ui(directories: tuple[Path, ...], *, host: str, port: int | None, allow_remo
     """
     from importlib.util import find_spec
 
-    from samecurve.core.system.installation import install_command
+    from samecurve.seam import install_command
 
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:

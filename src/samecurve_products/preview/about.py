@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Arrays, Source
+from samecurve.seam import Arrays, Ids, Source
 
 Decode = Callable[[Sequence[int]], str]  # token ids -> text, with tokens that stand for no text
 BesideRows = Callable[[Ids], Mapping[str, Sequence[str]]]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.sample_keys import RowKeys
-from samecurve.core.protocols import Arrays
+from samecurve.seam import Arrays
 from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.returned import Columns
 from samecurve.torch_engine.precision import as_weights

@@ -13,11 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from samecurve.core.bucket_order import BucketOrder
-from samecurve.core.config.sections import Config
-from samecurve.core.determinism.data_order import Ids, Order
+from samecurve.core.determinism.data_order import Order
 from samecurve.core.determinism.sample_keys import HELD_OUT, RowKeys
 from samecurve.core.evaluation import CLASS_WEIGHT
-from samecurve.errors import UserError
+from samecurve.seam import Config, Ids, UserError
 from samecurve.tasks import open_task
 from samecurve.tasks.adapter import TaskAdapter
 from samecurve.tasks.adapter.returned import Columns

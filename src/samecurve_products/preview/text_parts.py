@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.data import IGNORED
+from samecurve.seam import IGNORED
 from samecurve_products.preview.about import Decode
 from samecurve_products.text_files.tokenizer import ByteTokenizer
 

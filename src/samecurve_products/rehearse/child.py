@@ -12,9 +12,8 @@ from typing import IO
 
 import psutil
 
-from samecurve.errors import UserError
-from samecurve.processes import Process, signal_group, start_program, wait_for
 from samecurve.processes.orphan_guard import OrphanGuard
+from samecurve.seam import Process, UserError, signal_group, start_program, wait_for
 
 _GRACE = 10.0  # seconds that a command has to leave after Ctrl-C
 _PATIENCE = 5.0  # seconds for its last words; a daemon of its own may hold its stderr for ever

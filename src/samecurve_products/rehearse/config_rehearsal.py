@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from samecurve.core.planning.plan import Plan
-from samecurve.experiments.scratch import scratch
 from samecurve.features.guard import is_probed
-from samecurve.observe import read_events
-from samecurve.observe.plan_text import arithmetic, strategy_text
-from samecurve.processes import child_environment, python_module
-from samecurve.units import counted
+from samecurve.observe.plan_text import strategy_text
+from samecurve.seam import (
+    Plan,
+    arithmetic,
+    child_environment,
+    counted,
+    python_module,
+    read_events,
+    scratch,
+)
 from samecurve_products.rehearse.child import Ended, output_file, run_child
 from samecurve_products.rehearse.emulator import Emulation, environment_of
 from samecurve_products.rehearse.failure import error_of_run, failure_of_run, with_failure

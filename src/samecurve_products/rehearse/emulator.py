@@ -11,11 +11,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from samecurve.core.system.installation import checkout
-from samecurve.errors import RunError, UserError
 from samecurve.probe.engines import torch_build
-from samecurve.processes import child_environment
-from samecurve.units import show_bytes
+from samecurve.seam import RunError, UserError, checkout, child_environment, show_bytes
 from samecurve_products.rehearse.emulated_cuda import build
 from samecurve_products.rehearse.emulated_cuda.machine import GPUS, Emulation
 from samecurve_products.rehearse.emulated_cuda.report import Finding as Found

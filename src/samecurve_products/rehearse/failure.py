@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from samecurve.api.process import error_of
 from samecurve.diagnose.tracebacks import Traceback, last_traceback
-from samecurve.errors import SamecurveError
+from samecurve.seam import SamecurveError
 from samecurve_products.rehearse.child import Ended
 from samecurve_products.rehearse.rehearsal import Finding
 from samecurve_products.rehearse.report_files import shown

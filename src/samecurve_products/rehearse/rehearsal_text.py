@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from samecurve.observe import finite
-from samecurve.units import counted, show_bytes
+from samecurve.seam import counted, show_bytes
 from samecurve_products.rehearse.rehearsal import FAILING, WARNING, Finding, Rehearsal
 
 _NAME_WIDTH = 24

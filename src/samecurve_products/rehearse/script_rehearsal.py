@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from samecurve.experiments.scratch import scratch
+from samecurve.seam import scratch
 from samecurve_products.rehearse.child import run_child
 from samecurve_products.rehearse.config_rehearsal import gpus_in_words
 from samecurve_products.rehearse.emulator import Emulation, environment_of

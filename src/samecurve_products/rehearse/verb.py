@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.options import CONFIG_OPTIONS, ConfigOption, Verb
-from samecurve.errors import UserError
-from samecurve.terminal import echo
+from samecurve.cli.options import CONFIG_OPTIONS, ConfigOption
+from samecurve.seam import UserError, Verb, echo
 
 if TYPE_CHECKING:
-    from samecurve.core.config.sections import Config
+    from samecurve.seam import Config
     from samecurve_products.rehearse.emulator import Emulation
     from samecurve_products.rehearse.rehearsal import Rehearsal
 
@@ -47,7 +46,8 @@ def _gpu(_context: click.Context, _option: click.Parameter, name: str) -> str:
 
 
 def _bytes(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
-    from samecurve.units import parse_bytes, show_bytes
+    from samecurve.seam import show_bytes
+    from samecurve.units import parse_bytes
 
     if text is None:
         return None
@@ -135,7 +135,7 @@ def rehearse(
     Some steps of a config (-f FILE), or any command that trains with torch (-- COMMAND). Exit code
     1 if something was found that would fail on GPUs.
     """
-    from samecurve.worker import alone
+    from samecurve.seam import alone
     from samecurve_products.rehearse.emulator import Emulation, check_can_emulate
     from samecurve_products.rehearse.rehearsal_text import as_json as rehearsal_json
     from samecurve_products.rehearse.rehearsal_text import as_text
@@ -192,7 +192,7 @@ def _options_on_cpu() -> list[ConfigOption]:
 
 def _checked_config(flags: dict[str, Any]) -> "Config":
     """The config, before anything is started. UserError: the config is wrong, or is not torch's."""
-    from samecurve.cli.load_config import load_config
+    from samecurve.seam import load_config
 
     every = {str(option.name): None for option in CONFIG_OPTIONS}
     config = load_config({**every, **flags}, say=False).config

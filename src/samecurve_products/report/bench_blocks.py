@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from samecurve.core.measurement.profile_types import MEANING, PARTS
-from samecurve.units import show_bytes, show_count
+from samecurve.seam import show_bytes, show_count
 from samecurve_products.report import blocks
 from samecurve_products.report.blocks import COLOURS, Bar, Block, Colour, Line, table
 from samecurve_products.report.columns import plain

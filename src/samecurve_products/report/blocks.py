@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NotRequired, TypedDict
 
-from samecurve.terminal import printable
+from samecurve.seam import printable
 
 Tone = Literal["good", "bad", "warn", "accent", "quiet"]
 Colour = int | Literal["bad", "quiet"]  # a number is that of a series

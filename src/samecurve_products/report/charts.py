@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from samecurve.core.events import Event
+from samecurve.seam import Event
 from samecurve_products.report.bars import memory_bars, time_bars
 from samecurve_products.report.blocks import COLOURS, Block, Line, chart, text
 from samecurve_products.report.columns import plain

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from samecurve.core.evaluation import class_names, class_scores, is_confusion
-from samecurve.core.events import Event
-from samecurve.units import counted
+from samecurve.seam import Event, counted
 from samecurve_products.report.blocks import Block, Cell, details, heading, table, text
 from samecurve_products.report.record import RunRecord
 from samecurve_products.report.summary import metrics_of

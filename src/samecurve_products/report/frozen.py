@@ -13,7 +13,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from samecurve.terminal import printable
+from samecurve.seam import printable
 from samecurve_products.report.blocks import Page
 
 _MAIN = "frozen.js"

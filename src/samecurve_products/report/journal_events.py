@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from samecurve.core.events import Event
+from samecurve.seam import Event
 from samecurve_products.report.record import (
     EvenEvents,
     RunRecord,

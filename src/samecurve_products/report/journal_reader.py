@@ -19,10 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from samecurve.core.events import Event
-from samecurve.core.system import regular_only
-from samecurve.observe import VOIDED, event_of
-from samecurve.units import counted
+from samecurve.observe import VOIDED
+from samecurve.seam import Event, counted, event_of, regular_only
 from samecurve_products.report import journal_events
 from samecurve_products.report.journal_events import begin_start, even_events
 from samecurve_products.report.record import RunRecord, Start, Totals

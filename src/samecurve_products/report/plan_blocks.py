@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from samecurve.core.planning.memory import MemoryTerm
-from samecurve.units import show_bytes
+from samecurve.seam import show_bytes
 from samecurve_products.report.blocks import COLOURS, Bar, Block, Part, table
 
 

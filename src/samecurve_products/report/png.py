@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
-from samecurve.terminal import printable
-from samecurve.units import show_bytes, show_count, show_seconds
+from samecurve.seam import (
+    UserError,
+    install_command,
+    printable,
+    show_bytes,
+    show_count,
+    show_seconds,
+)
 from samecurve_products.report.blocks import Block, Page
 from samecurve_products.report.columns import ENCODINGS
 from samecurve_products.report.steps import Column

@@ -10,11 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from samecurve.core.config.document import read_file
-from samecurve.core.planning.plan import Plan
-from samecurve.core.system import read_file_bytes
-from samecurve.errors import RunError, SamecurveError, UserError
-from samecurve.observe.plan_text import banner, decisions
+from samecurve.observe.plan_text import decisions
+from samecurve.seam import (
+    Plan,
+    RunError,
+    SamecurveError,
+    UserError,
+    banner,
+    read_document,
+    read_file_bytes,
+)
 from samecurve.units import first_and_count
 from samecurve_products.report.journal_reader import JournalReader
 from samecurve_products.report.record import Checkpoint, RunRecord, as_mapping
@@ -129,7 +134,7 @@ def _texts(value: object) -> dict[str, str]:
 def _read_config(record: RunRecord) -> None:
     path = record.directory / "config.yaml"
     try:
-        record.config = flat(read_file(path, regular=True).value)
+        record.config = flat(read_document(path, regular=True).value)
     except SamecurveError as error:
         record.faults.append(f"config.yaml can't be read: {error.cause}")
 

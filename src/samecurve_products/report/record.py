@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan
+from samecurve.seam import Event, Plan
 from samecurve_products.report.steps import Steps
 
 _WITH_LISTS = 4  # the last events that keep their lists

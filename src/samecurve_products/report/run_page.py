@@ -9,11 +9,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from samecurve.core.events import Event
 from samecurve.observe.pictures import png
-from samecurve.observe.plan_text import banner, decisions
-from samecurve.terminal import printable
-from samecurve.units import show_bytes, show_seconds
+from samecurve.observe.plan_text import decisions
+from samecurve.seam import Event, banner, printable, show_bytes, show_seconds
 from samecurve_products.report import blocks, summary
 from samecurve_products.report.blocks import (
     Block,

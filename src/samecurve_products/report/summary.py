@@ -11,7 +11,8 @@ from typing import Any, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.events import BESIDE_METRICS, Event
+from samecurve.core.events import BESIDE_METRICS
+from samecurve.seam import Event
 from samecurve_products.report.reading import flat
 from samecurve_products.report.record import RunRecord, as_mapping, devices, show_devices
 from samecurve_products.report.steps import number

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import PATH, RUN_PLACE, Verb
-from samecurve.cli.places import at_hand
-from samecurve.terminal import echo
+from samecurve.cli.options import RUN_PLACE
+from samecurve.seam import PATH, Verb, at_hand, echo
 
 if TYPE_CHECKING:
     from samecurve.storage.url import ObjectUrl
@@ -37,7 +36,7 @@ def report(
     """
     import json
 
-    from samecurve.run.directory import Run, is_live
+    from samecurve.seam import Run, is_live
     from samecurve_products.report.compare.compare_runs import bits_lines
     from samecurve_products.report.reading import read_runs
     from samecurve_products.report.write_report import report_numbers, write_report

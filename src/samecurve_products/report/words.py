@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from samecurve.units import counted, show_bytes, show_count, show_seconds
+from samecurve.seam import counted, show_bytes, show_count, show_seconds
 from samecurve_products.report.record import show_devices
 from samecurve_products.report.summary import Summary
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import samecurve
-from samecurve.core.system import regular_only
-from samecurve.errors import RunError, UserError
+from samecurve.seam import RunError, UserError, regular_only
 from samecurve_products.report.blocks import Page
 from samecurve_products.report.compare_page import compare_page
 from samecurve_products.report.frozen import frozen_html

@@ -1,6 +1,6 @@
 """Classifiers of sensor windows: activities from accelerometer and gyroscope, and their like."""
 
-from samecurve.tasks import TaskEntry
+from samecurve.seam import TaskEntry
 from samecurve_products.sensors.sections import TimeSeriesData, TimeSeriesModel
 
 ENTRY = TaskEntry(

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samecurve.core.sample_numbers import SampleNumbers
+from samecurve.seam import SampleNumbers
 from samecurve_products.task_parts.on_device import on_device
 
 _WAVES = 3  # sine waves that a warp of time consists of

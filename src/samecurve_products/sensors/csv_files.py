@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.seam import UserError, counted
 from samecurve_products.sensors.windows import (
     Numbers,
     Windows,

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.seam import UserError, counted
 from samecurve_products.sensors.windows import Numbers, Windows, WindowSet, check_apart
 
 SIGNALS = "Inertial Signals"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.sensors.sections import TimeSeriesModel
 
 _GROUPS = 8  # of channels that are normalised together, where their number allows it

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from samecurve.core.system import directory_made_once
-from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
+from samecurve.seam import UserError, cache_entry, cache_key, show_progress, stamp_file
 from samecurve_products.sensors import synthetic
 from samecurve_products.sensors.csv_files import read_csv
 from samecurve_products.sensors.har_files import files_of, read_har

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from samecurve.core.config import MOST_LAYERS, Section
-from samecurve.core.config.sections import DataSection
+from samecurve.core.config import MOST_LAYERS
+from samecurve.seam import DataSection, Section
 
 Size = Annotated[int, Field(gt=0, le=1 << 20)]  # of a dimension
 Share = Annotated[float, Field(ge=0, lt=1)]

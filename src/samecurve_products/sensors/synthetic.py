@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system import directory_made_once, explain_os_error
-from samecurve.errors import UserError
+from samecurve.core.system import directory_made_once
+from samecurve.seam import UserError, explain_os_error
 from samecurve_products.sensors.har_files import CHANNELS, LABELS, SIGNALS
 
 VERSION = 2  # of what is written

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Source
 from samecurve.core.system.cache import keep_texts
-from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.seam import Mean, Source, UserError, counted
 from samecurve_products.sensors.prepared import Prepared, prepare_windows, stamp_windows
 from samecurve_products.sensors.sections import TimeSeriesData, TimeSeriesModel
 from samecurve_products.sensors.windows import (

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from samecurve.core.determinism import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
-from samecurve.core.protocols import Arrays
-from samecurve.core.sample_numbers import rng
+from samecurve.seam import Arrays, Mean, rng
 from samecurve_products.sensors.augment import drop_channels, jitter, scale, warp_time
 from samecurve_products.sensors.models import build_model
 from samecurve_products.sensors.task import WINDOW_PREFIX, TimeSeriesTask

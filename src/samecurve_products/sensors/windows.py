@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.sample_keys import row_keys
-from samecurve.errors import UserError
+from samecurve.seam import Ids, UserError
 from samecurve_products.sensors.sections import Mode
 
 Numbers = NDArray[np.int64]

@@ -10,10 +10,8 @@ from typing import Any
 
 import yaml
 
-from samecurve.core.system import explain_os_error
-from samecurve.core.system.installation import install_command
-from samecurve.errors import RunError, UserError
-from samecurve.processes import output_of, start_program
+from samecurve.processes import output_of
+from samecurve.seam import RunError, UserError, explain_os_error, install_command, start_program
 
 MADE_BY = "made by samecurve submit"  # in the first lines of a file that may be written again
 

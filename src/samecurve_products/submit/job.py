@@ -9,17 +9,19 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.sections import Config
 from samecurve.core.planning.hardware import device_spec
-from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.errors import UserError
-from samecurve.probe import probe
-from samecurve.processes import python_module
-from samecurve.run.describe import describe
-from samecurve.units import counted
+from samecurve.seam import (
+    Config,
+    LoadedConfig,
+    Machine,
+    Plan,
+    UserError,
+    counted,
+    describe,
+    probe,
+    python_module,
+)
 from samecurve_products.lab.simulation.cluster import read_cluster
 
 AGAIN = 143  # exit code of a run that SIGTERM has ended, after saving

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.submit.engine import MADE_BY, Submission, yaml_text
 from samecurve_products.submit.job import NEVER, PORT, Job
 from samecurve_products.submit.volume import Volume

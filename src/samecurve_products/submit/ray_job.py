@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import UserError
-from samecurve.processes import Call, child_environment, start
 from samecurve.run.directory import SUBMITTED
+from samecurve.seam import Call, UserError, child_environment, start_process
 from samecurve.worker import rank_environment
 from samecurve_products.submit.engine import MADE_BY, Submission
 from samecurve_products.submit.job import NEVER, Job
@@ -150,7 +149,7 @@ def _train_as_worker(config: dict[str, Any]) -> int:
         environment=child_environment(**variables),
         ended_by=signal.SIGTERM,  # it is asked to stop when Ray ends this worker
     )
-    code = start(train, cwd=Path(config["directory"])).wait()
+    code = start_process(train, cwd=Path(config["directory"])).wait()
     if code not in {0, NEVER}:
         raise RuntimeError(f"exit code {code} of samecurve train {shlex.join(config['words'])}")
     return code

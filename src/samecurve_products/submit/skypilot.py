@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.installation import checkout
-from samecurve.errors import START_AGAIN, UserError
+from samecurve.errors import START_AGAIN
+from samecurve.seam import UserError, checkout
 from samecurve_products.submit.engine import MADE_BY, Submission, yaml_text
 from samecurve_products.submit.job import AGAIN, PORT, Job
 from samecurve_products.submit.volume import Volume

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.errors import UserError
 from samecurve.run.directory import SUBMITTED
+from samecurve.seam import UserError
 from samecurve_products.submit.engine import MADE_BY, Submission
 from samecurve_products.submit.job import AGAIN, NEVER, Job
 

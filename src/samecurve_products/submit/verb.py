@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb, VerbGroup, dashes
+from samecurve.cli.options import dashes
 from samecurve.cli.train import train
-from samecurve.terminal import echo
+from samecurve.seam import PATH, ConfigVerb, VerbGroup, echo, load_config
 
 if TYPE_CHECKING:
-    from samecurve.core.config.loading import LoadedConfig
-    from samecurve.core.planning.plan import Plan
+    from samecurve.seam import LoadedConfig, Plan
     from samecurve_products.submit.engine import Submission
     from samecurve_products.submit.job import Job
 
@@ -152,7 +150,7 @@ def _read(flags: dict[str, Any], *, shared: str = "", default_home: Path | None 
 
 def _hand_over(wanted: _Wanted, make: Callable[["Job", Path | None], "Submission"]) -> None:
     """Show the plan and the file, write the file, and submit it."""
-    from samecurve.observe.plan_text import banner
+    from samecurve.seam import banner
     from samecurve_products.submit.engine import submit as submit_file
     from samecurve_products.submit.engine import write
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism import Mean
-from samecurve.errors import UserError
+from samecurve.seam import Mean, UserError
 
 _SHOWN = 20  # classes named in an error
 

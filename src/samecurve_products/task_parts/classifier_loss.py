@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samecurve.core.determinism import Mean
+from samecurve.seam import Mean
 from samecurve_products.task_parts.on_device import on_device
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from samecurve.core.protocols import Part
+from samecurve.seam import Part
 
 _WAIT = 0.1  # seconds between two looks for another rank's files
 

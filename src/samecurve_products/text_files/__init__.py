@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.config.sections import ALL, TRAIN
-from samecurve.errors import UserError
-from samecurve.units import counted, some
+from samecurve.seam import UserError, counted, some
 
 STANDARD_LIBRARY = "python-stdlib"
 _SHOWN = 8  # files named in a line

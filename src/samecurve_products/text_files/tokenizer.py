@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 
 TokenIds = NDArray[np.uint32]
 

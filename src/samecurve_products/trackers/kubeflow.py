@@ -12,8 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan
+from samecurve.seam import Event, Plan
 from samecurve_products.trackers.metrics import plotted
 
 _EVERY = 5.0  # seconds between two reports, as Trainer asks

@@ -1,6 +1,6 @@
 """Names and numbers of an event that trackers plot, the same for every tracker."""
 
-from samecurve.core.events import Event
+from samecurve.seam import Event
 
 _GROUPS = {"step": "train", "evaluated": "eval", "tested": "test", "sensors": "sensors"}
 

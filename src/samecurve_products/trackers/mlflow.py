@@ -13,9 +13,8 @@ from mlflow.entities import Metric, Param
 from mlflow.entities import Run as MLflowRun
 from mlflow.tracking import MlflowClient
 
-from samecurve.core.config.document import read_file
-from samecurve.core.events import Event
 from samecurve.observe.pictures import pictures, png
+from samecurve.seam import Event, read_document
 from samecurve_products.trackers.metrics import plotted
 from samecurve_products.trackers.tracked_run import FirstValues, dotted, identity_of
 
@@ -104,7 +103,7 @@ class MLflow:
         there = self._client.get_run(self._id).data.params
         values = {
             key: str(value)[:_MOST_CHARACTERS]
-            for key, value in dotted(read_file(path).value).items()
+            for key, value in dotted(read_document(path).value).items()
             if key not in there and value not in ("", None)
         }
         params = [Param(key, value) for key, value in values.items()]

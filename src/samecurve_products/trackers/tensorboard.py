@@ -15,10 +15,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan
 from samecurve.observe.pictures import pictures, png
-from samecurve.observe.plan_text import banner
+from samecurve.seam import Event, Plan, banner
 from samecurve_products.trackers.metrics import plotted
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.events import Event
-from samecurve.observe import VOIDED, append_event, event_of
+from samecurve.observe import VOIDED, append_event
+from samecurve.seam import Event, event_of
 
 
 def identity_of(run: Path) -> str:

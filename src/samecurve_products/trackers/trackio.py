@@ -12,9 +12,8 @@ from typing import Any
 import trackio
 from trackio.sqlite_storage import SQLiteStorage
 
-from samecurve.core.config.document import read_file
-from samecurve.core.events import Event
 from samecurve.observe.pictures import pictures, png
+from samecurve.seam import Event, read_document
 from samecurve_products.trackers.metrics import plotted
 from samecurve_products.trackers.tracked_run import FirstValues, dotted, identity_of
 
@@ -66,7 +65,7 @@ class Trackio:
         return trackio.init(
             self._project,
             name=self._name,
-            config=dotted(read_file(self._run / "config.yaml").value),
+            config=dotted(read_document(self._run / "config.yaml").value),
             resume="allow",
             embed=False,
             auto_log_cpu=False,

@@ -13,9 +13,8 @@ from typing import Any
 
 import wandb
 
-from samecurve.core.config.document import read_file
-from samecurve.core.events import Event
 from samecurve.observe.pictures import pictures, png
+from samecurve.seam import Event, read_document
 from samecurve_products.trackers.metrics import plotted
 from samecurve_products.trackers.tracked_run import FirstValues, identity_of
 
@@ -76,7 +75,7 @@ class WandB:
             dir=str(self._run / "logs"),
             mode="online" if self._mode == "online" else "offline",
             resume="allow",
-            config=read_file(self._run / "config.yaml").value,
+            config=read_document(self._run / "config.yaml").value,
             allow_val_change=True,
             settings=settings,
         )

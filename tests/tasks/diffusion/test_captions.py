@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from picture_sets import data_of, noise, opened, pictures_of, quietly, refusal, write_folder
 
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.tasks import Tasks
 from samecurve_products.convert.tools import convert
 from samecurve_products.pictures.diffusion.data.picture_set import open_pictures
@@ -171,9 +171,9 @@ def test_a_picture_without_a_caption_has_its_kohya_folders_class_word(
     write_folder(folder, {"a.caption": "a blue bird", "b.caption": "\n"})
     file = tmp_path / "train.toml"
     file.write_text(KOHYA)
-    converted = convert(read_file(file), tmp_path)
+    converted = convert(read_document(file), tmp_path)
     assert converted is not None
-    data = load(converted.document, Tasks()).config.data
+    data = load_document(converted.document, Tasks()).config.data
     assert isinstance(data, DiffusionData)
     pictures = open_pictures(data, cache, say=quietly)
     assert {p.name: p.captions for p in pictures_of(pictures.train)} == {

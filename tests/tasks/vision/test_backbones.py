@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 
 from one_curve import check_one_curve
 from samecurve.checkpoint.format import load as load_checkpoint
-from samecurve.core.config.document import read_file
-from samecurve.core.config.loading import load
+from samecurve.core.config.document import read_document
+from samecurve.core.config.loading import load_document
 from samecurve.core.planning.planner import plan
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.observe import read_events
@@ -222,9 +222,9 @@ def test_the_preset_s_groups_fit_other_backbones(name: str) -> None:
     """Rates by block are for vision transformers; other models leave those groups out."""
     with torch.device("meta"):
         model = create(name, num_classes=3)
-    document = read_file(PRESET)
+    document = read_document(PRESET)
     document.set("model.backbone", name, "--set")
-    rules = load(document, Tasks()).config.optimizer.rules
+    rules = load_document(document, Tasks()).config.optimizer.rules
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
     *used, last = rules.describe(sizes)["groups"]
     is_vit = name.startswith("vit")
@@ -234,5 +234,5 @@ def test_the_preset_s_groups_fit_other_backbones(name: str) -> None:
 
 def test_the_preset_without_pictures_says_how_to_name_them(cache: Path) -> None:
     with pytest.raises(UserError, match="no -d names a folder of pictures") as refused:
-        open_task(load(read_file(PRESET), Tasks()).config, str(cache)).facts()
+        open_task(load_document(read_document(PRESET), Tasks()).config, str(cache)).facts()
     assert refused.value.remedy.startswith("-d DIR names your pictures")

@@ -13,7 +13,7 @@ from class_pictures import make_folder
 
 from commands import samecurve
 from samecurve.core.config.document import Document
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.data import held_out_data
 from samecurve.launch.evaluate_run import Which, _loaded
 from samecurve.run.directory import Run
@@ -56,7 +56,7 @@ def test_the_training_split_is_read_without_its_recipe(tmp_path: Path, cache: Pa
         assert held_out_data(task, which)["eval"] is (
             rows if which == "train" else task.eval_data()
         )
-    config = load(Document(values), Tasks()).config
+    config = load_document(Document(values), Tasks()).config
     task = open_task(config, str(cache))
     assert held_out_data(task, "test")["eval"] is task.test_data()
 

@@ -100,7 +100,7 @@ def _keys_within(value: Any) -> Iterator[Key]:
             yield from ((name, *key) for key in _keys_within(item))
 
 
-def read_file(path: Path, *, regular: bool = False) -> Document:
+def read_document(path: Path, *, regular: bool = False) -> Document:
     """The document of a YAML or JSON file.
 
     regular: the file lies in a run directory: nothing but an ordinary file is read
@@ -116,7 +116,7 @@ def read_file(path: Path, *, regular: bool = False) -> Document:
                 "is this the data file? data is given with -d",
                 str(path),
             )
-        return parse(content.decode("utf-8"), str(path))
+        return parse_document(content.decode("utf-8"), str(path))
     except FileNotFoundError:
         from samecurve.core.system.shipped import is_shipped
 
@@ -145,7 +145,7 @@ def read_file(path: Path, *, regular: bool = False) -> Document:
         ) from None
 
 
-def parse(text: str, name: str, *, list_key: str | None = None) -> Document:
+def parse_document(text: str, name: str, *, list_key: str | None = None) -> Document:
     """The document of a text: YAML, JSON, or TOML where the name ends so.
 
     name: of the file or flag, for the places in errors
@@ -215,7 +215,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
-def dump(value: dict[str, Any], *, compact: bool = False) -> str:
+def dump_document(value: dict[str, Any], *, compact: bool = False) -> str:
     """The text of a document; parse() reads the same values back.
 
     compact: what holds plain values alone stands in one line, as people write it
@@ -234,7 +234,7 @@ def parse_setting(setting: str) -> tuple[str, Any]:
         raise UserError(
             f"--set {setting}: not KEY=VALUE", "for example --set optimizer.lr=3e-4", "--set"
         )
-    return key, parse(
+    return key, parse_document(
         f"value: {text.strip()}" if "\n" not in text else "", f"--set {key}"
     ).value.get("value")
 

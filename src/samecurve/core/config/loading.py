@@ -80,7 +80,7 @@ class LoadedConfig:
     run_directory: str | None = None
 
 
-def load(document: Document, registry: Registry, name: str = "run") -> LoadedConfig:
+def load_document(document: Document, registry: Registry, name: str = "run") -> LoadedConfig:
     """The config of a document that a user wrote, with the defaults that follow from its values.
 
     InvalidConfigError, UserError: as load_of_run().

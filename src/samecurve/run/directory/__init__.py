@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.document import Document, dump, read_file
+from samecurve.core.config.document import Document, dump_document, read_document
 from samecurve.core.config.loading import Registry, load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.plan import Plan
@@ -106,7 +106,7 @@ class Run:
         """
         is_new = not self.config.exists()
         scratch = self.config.with_name("config.yaml.part")
-        scratch.write_text(dump(config.model_dump(mode="json")))
+        scratch.write_text(dump_document(config.model_dump(mode="json")))
         scratch.replace(self.config)
         values = {
             "plan": plan.to_json(),
@@ -143,7 +143,7 @@ class Run:
 
     def read_document(self) -> Document:
         """config.yaml as it stands, with the present place of a class that the run keeps."""
-        document = read_file(self.config, regular=True)
+        document = read_document(self.config, regular=True)
         find_pickled_class(document, self.home)
         return document
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from samecurve.core.config.document import parse
+from samecurve.core.config.document import parse_document
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def all_presets() -> Mapping[str, Preset]:
         if about[-1].startswith("needs:"):
             needs = about.pop().removeprefix("needs:").replace(",", " ").split()
         name = re.sub(r"^\d+-", "", file.name.removesuffix(".yaml"))
-        task = str(parse(text, file.name).value["task"])
+        task = str(parse_document(text, file.name).value["task"])
         presets[name] = Preset(
             id=name,
             title=title,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samecurve.checkpoint import MANIFEST, CorruptCheckpointError, name_of, read_manifest
-from samecurve.checkpoint.format import verify
+from samecurve.checkpoint.format import verify_checkpoint
 from samecurve.checkpoint.store import best_first
 from samecurve.core.planning.plan import Plan
 from samecurve.core.system import directory_made_once
@@ -111,7 +111,7 @@ def _fetch(stored: StoredRun, name: str, into: Path) -> None:
             echo(f"store  {name}: fetching {show_bytes(size)} from {stored.url}", err=True)
             for file in manifest["files"]:
                 stored.place.download(files[file].name, files[file].size, scratch / file)
-            if name_of(verify(scratch)["step"]) != name:
+            if name_of(verify_checkpoint(scratch)["step"]) != name:
                 raise CorruptCheckpointError(f"its manifest is of step {manifest['step']}")
     except StorageError as error:
         if error.kind != "missing":

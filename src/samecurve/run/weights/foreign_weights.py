@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.checkpoint import DTYPES, MANIFEST
-from samecurve.core.config.document import read_file
+from samecurve.core.config.document import read_document
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays
@@ -99,7 +99,8 @@ def _fields_beside(home: Path) -> Mapping[str, Any]:
     """
     if (home / "config.yaml").is_file():
         try:
-            return load_of_run(read_file(home / "config.yaml"), Tasks()).config.model.model_dump()
+            document = read_document(home / "config.yaml")
+            return load_of_run(document, Tasks()).config.model.model_dump()
         except SamecurveError:
             return {}  # another program's
     config_json = home / "config.json"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from samecurve.checkpoint import MANIFEST, CorruptCheckpointError
-from samecurve.checkpoint.format import make_manifest, verify, write_pieces
+from samecurve.checkpoint.format import make_manifest, verify_checkpoint, write_pieces
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import DescribedArrays, Facts
 from samecurve.core.protocols import ArrayShard
@@ -112,7 +112,7 @@ def check_own_weights(run: Run, origin: Origin, init_from: Path | None, *, by_co
             )
         return
     try:
-        verify(run.initial, weights_only=True)
+        verify_checkpoint(run.initial, weights_only=True)
     except CorruptCheckpointError as error:
         raise UserError(
             f"{run.initial}, the weights that this run began from: {error}",

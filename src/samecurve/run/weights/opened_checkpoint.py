@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from samecurve.checkpoint import MANIFEST, CorruptCheckpointError, read_manifest
-from samecurve.checkpoint.format import Arrays, verify
+from samecurve.checkpoint.format import Arrays, verify_checkpoint
 from samecurve.checkpoint.store import best_first, checkpoints, hold, newest
 from samecurve.core.config.loading import load_of_run
 from samecurve.core.config.sections import Config
@@ -154,7 +154,7 @@ def best_checkpoint(path: Path, where: str = "RUN") -> Path:
         )
     for checkpoint in best_first(checkpoints(run.checkpoints), run.read_plan().best):
         try:
-            verify(checkpoint)
+            verify_checkpoint(checkpoint)
             return checkpoint
         except CorruptCheckpointError as error:
             if not checkpoint.exists():  # a live run has removed it: it has a better one
@@ -198,7 +198,7 @@ def _locate(path: Path, where: str) -> tuple[Run, Path, list[str]]:
         run = Run(path.resolve().parent.parent)
         run.check(where)
         try:
-            verify(path)
+            verify_checkpoint(path)
         except CorruptCheckpointError as error:
             raise UserError(
                 f"checkpoint {path}: {error}",

@@ -12,14 +12,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint import CorruptCheckpointError
-from samecurve.checkpoint.store import checkpoints
-from samecurve.core.events import Event
-from samecurve.core.planning.plan import Plan
-from samecurve.errors import SamecurveError, UserError
-from samecurve.experiments.scratch import scratch
-from samecurve.observe import read_events
-from samecurve.run.directory import Run
+from samecurve.seam import (
+    CorruptCheckpointError,
+    Event,
+    Plan,
+    Run,
+    SamecurveError,
+    UserError,
+    checkpoints,
+    read_events,
+    scratch,
+)
 from samecurve_products.lab.audit.picks import Pick, pick_at_random, pick_named
 from samecurve_products.lab.audit.replay import Replayer, Start, start_at, start_of_run
 from samecurve_products.report.compare.compare_runs import Comparison, compare

@@ -4,12 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan
-from samecurve.observe import read_events
-from samecurve.observe.text_table import Column, table_text
 from samecurve.run.directory.attempt import surroundings
-from samecurve.units import counted, show_seconds
+from samecurve.seam import Column, Machine, Plan, counted, read_events, show_seconds, table_text
 from samecurve_products.lab.audit.audit import Audit, Audited
 from samecurve_products.lab.audit.check_journal import JournalCheck
 

@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from samecurve.checkpoint import CorruptCheckpointError, read_manifest
-from samecurve.checkpoint.format import verify
-from samecurve.checkpoint.store import checkpoints
-from samecurve.core.system import regular_only
-from samecurve.observe import RunningHash, event_of, read_lines
-from samecurve.run.directory import Run
-from samecurve.units import counted
+from samecurve.checkpoint import read_manifest
+from samecurve.observe import RunningHash, read_lines
+from samecurve.seam import (
+    CorruptCheckpointError,
+    Run,
+    checkpoints,
+    counted,
+    event_of,
+    regular_only,
+    verify_checkpoint,
+)
 
 
 class _Point(NamedTuple):
@@ -119,7 +123,7 @@ def _check_checkpoint(
     check: JournalCheck, name: str, saved: Mapping[int, object], path: Path
 ) -> None:
     try:
-        manifest = verify(path)
+        manifest = verify_checkpoint(path)
     except CorruptCheckpointError as error:
         check.faults.append(f"checkpoint {name} is damaged: {error}")
         return

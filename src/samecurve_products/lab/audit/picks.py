@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 
 MOST_STEPS = 100  # that are trained anew for a step that nobody named
 _NEAR = 3  # steps after a start in which rounding has not grown yet

@@ -6,22 +6,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.checkpoint.format import verify
 from samecurve.checkpoint.store import hold
-from samecurve.core.config.loading import LoadedConfig, load_of_run
+from samecurve.core.config.loading import load_of_run
 from samecurve.core.determinism.data_order import Anchor
 from samecurve.core.planning.fixed import Fixed
-from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.errors import RunError
 from samecurve.experiments.scratch import for_steps_alone
 from samecurve.launch.throwaway_run import launch_throwaway
-from samecurve.probe import probe
 from samecurve.run.changes import refuse_other_model
-from samecurve.run.describe import describe
-from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import Attempt, new_attempt_name
-from samecurve.tasks import Tasks
+from samecurve.seam import (
+    LoadedConfig,
+    Plan,
+    Run,
+    RunError,
+    Tasks,
+    describe,
+    probe,
+    verify_checkpoint,
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class Replayer:
 
 def start_at(checkpoint: Path) -> Start:
     """The start at a checkpoint. CorruptCheckpointError: it is damaged, or gone."""
-    manifest = verify(checkpoint)
+    manifest = verify_checkpoint(checkpoint)
     return Start(int(manifest["step"]), checkpoint, Fixed.from_manifest(manifest))
 
 

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samecurve.cli.evaluate import changed_settings
-from samecurve.cli.options import Verb, run_place, trust_option
-from samecurve.cli.places import at_hand
+from samecurve.cli.options import run_place, trust_option
 from samecurve.core.strategies import strategy_help
-from samecurve.terminal import echo
+from samecurve.seam import Verb, at_hand, echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from samecurve.core.planning.plan import Plan
+    from samecurve.seam import Plan
     from samecurve.storage.url import ObjectUrl
     from samecurve_products.lab.audit.audit import Audit, Audited
 
@@ -60,7 +59,7 @@ def audit(
 
     They begin at its checkpoints. Exit code 1 where a result differs.
     """
-    from samecurve.run.directory import Run
+    from samecurve.seam import Run
     from samecurve_products.lab.audit.check_journal import check_journal
 
     home = at_hand(run, "newest")
@@ -94,7 +93,7 @@ def _replay(
     under: "Audit", settings: dict[str, tuple[Any, str]], show: "Callable[[str], None]"
 ) -> "tuple[list[Audited], list[str]]":
     """Train the picked steps anew and show each verdict. Also returns what is different here."""
-    from samecurve.probe import probe
+    from samecurve.seam import probe
     from samecurve_products.lab.audit.audit import audit as audit_steps
     from samecurve_products.lab.audit.audit_report import conclusion, head, other_surroundings, row
 

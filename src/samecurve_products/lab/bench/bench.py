@@ -14,12 +14,7 @@ from typing import Any
 
 import psutil
 
-from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.machine import Device, Machine, choose_devices
-from samecurve.errors import SamecurveError, UserError
 from samecurve.experiments.balance import measure_speeds
 from samecurve.experiments.layouts import (
     OF_ONE_DEVICE,
@@ -31,13 +26,23 @@ from samecurve.experiments.layouts import (
 )
 from samecurve.experiments.output_directory import OutputDirectory
 from samecurve.experiments.profile.profile import plan_profile, run_profile
-from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool, pool
-from samecurve.probe import probe
-from samecurve.run.describe import describe
 from samecurve.run.directory.attempt import surroundings
-from samecurve.tasks import entry_of
-from samecurve.terminal import echo
+from samecurve.seam import (
+    Config,
+    Device,
+    Facts,
+    LoadedConfig,
+    Machine,
+    SamecurveError,
+    UserError,
+    choose_devices,
+    describe,
+    echo,
+    entry_of,
+    probe,
+    scratch,
+)
 from samecurve.worker.jobs.profile_job import watch_rank
 from samecurve_products.lab.bench.bench_page import bench_files
 from samecurve_products.lab.bench.bench_results import (

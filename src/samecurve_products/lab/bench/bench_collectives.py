@@ -16,20 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from samecurve.core.config.sections import Config
 from samecurve.core.planning.layout import choose_sync
-from samecurve.core.planning.machine import Device, Machine, choose_devices
 from samecurve.core.strategies import auto_strategy
-from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.layouts import parse_worlds
 from samecurve.experiments.output_directory import OutputDirectory
-from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import JobFailedError, Pool, pool
-from samecurve.observe.text_table import Column, table_text
-from samecurve.probe import probe
 from samecurve.run.directory.attempt import surroundings
-from samecurve.terminal import echo
-from samecurve.units import show_bytes, show_rate
+from samecurve.seam import (
+    Column,
+    Config,
+    Device,
+    Machine,
+    RunError,
+    SamecurveError,
+    UserError,
+    choose_devices,
+    echo,
+    probe,
+    scratch,
+    show_bytes,
+    table_text,
+)
+from samecurve.units import show_rate
 from samecurve.worker.jobs.collectives_job import CollectiveJob, bus_factor, time_rank
 from samecurve_products.lab.bench.bench_text import dump_json
 

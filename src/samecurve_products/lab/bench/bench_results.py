@@ -5,13 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.core.planning.plan import Plan
-from samecurve.errors import RunError, SamecurveError, UserError
 from samecurve.experiments.layouts import Layout
 from samecurve.experiments.profile.profile_text import Profile, measured_json
-from samecurve.observe.plan_text import arithmetic
+from samecurve.seam import Config, Plan, RunError, SamecurveError, UserError, arithmetic
 
 # part of a step -> the share that includes it; other parts are shares of their own
 _SHARES = {

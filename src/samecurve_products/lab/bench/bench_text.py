@@ -6,8 +6,7 @@ from typing import Any
 
 from samecurve.core.measurement.profile_types import MEANING
 from samecurve.features.balance import balance_of
-from samecurve.observe.text_table import Column, table_text
-from samecurve.units import counted, show_bytes, show_count
+from samecurve.seam import Column, counted, show_bytes, show_count, table_text
 from samecurve_products.lab.bench.bench_results import Bench
 from samecurve_products.lab.bench.doubts import busy_machine, doubtful_speedups, speedup_bound
 from samecurve_products.report.bench_blocks import Row, figures, measured_rows, unit_of

@@ -13,22 +13,28 @@ from typing import Any
 
 import psutil
 
-from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.config.sections import Config
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.core.planning.machine import AMD, NVIDIA, Machine
-from samecurve.core.strategies import strategies_of
-from samecurve.core.system import write_json
-from samecurve.core.system.installation import checkout
-from samecurve.errors import RunError, SamecurveError, UserError, keeping
+from samecurve.core.planning.machine import AMD, NVIDIA
 from samecurve.experiments.layouts import Layout, bench_layouts, parse_strategies, parse_worlds
-from samecurve.experiments.scratch import scratch
 from samecurve.launch.pool import Pool
-from samecurve.observe import read_events
-from samecurve.run.describe import describe
-from samecurve.run.directory import Run
 from samecurve.run.directory.attempt import surroundings
-from samecurve.terminal import echo
+from samecurve.seam import (
+    Config,
+    LoadedConfig,
+    Machine,
+    Run,
+    RunError,
+    SamecurveError,
+    UserError,
+    checkout,
+    describe,
+    echo,
+    keeping,
+    read_events,
+    scratch,
+    strategies_of,
+    write_json,
+)
 from samecurve.worker.jobs.profile_job import watch_rank
 from samecurve_products.lab.bench.bench import measure_layout, plan_layout, usable_devices
 from samecurve_products.lab.bench.bench_results import LayoutPlan, LayoutResult, reason_of, row_of

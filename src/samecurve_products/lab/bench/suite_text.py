@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.measurement.profile_types import ProfileSchedule
-from samecurve.observe.text_table import Column, table_text
-from samecurve.units import counted, show_bytes, show_count
+from samecurve.seam import Column, counted, show_bytes, show_count, table_text
 from samecurve_products.lab.bench.doubts import busy_machine, doubtful_speedups
 
 Entry = Mapping[str, Any]  # a model in a layout, with the keys of its file

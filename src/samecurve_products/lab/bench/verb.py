@@ -7,9 +7,7 @@ from typing import Any
 
 import click
 
-from samecurve.cli.load_config import load_config
-from samecurve.cli.options import PATH, ConfigVerb
-from samecurve.terminal import echo
+from samecurve.seam import PATH, ConfigVerb, echo, load_config
 
 
 @click.command(cls=ConfigVerb, help_group="Measure")
@@ -89,7 +87,7 @@ def bench(
 
     Throughput, speed-up and efficiency, too. Trains a few steps of each in throw-away processes.
     """
-    from samecurve.worker import alone
+    from samecurve.seam import alone
 
     picture = flags.pop("png")
 
@@ -135,7 +133,8 @@ def _bench_suite(
     flags: dict[str, Any],
 ) -> int:
     """Measure a suite of models. Returns the exit code."""
-    from samecurve.probe import find_gpus, probe
+    from samecurve.probe import find_gpus
+    from samecurve.seam import probe
     from samecurve_products.lab.bench.suite import (
         SUITES,
         SuiteRun,

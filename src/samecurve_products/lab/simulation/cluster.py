@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, ValidationError
 
-from samecurve.core.config import Precision, Section, Size
-from samecurve.core.config.document import Document, join_key, read_file, suggest
+from samecurve.core.config import Precision, Size
 from samecurve.core.planning.hardware import (
     DeviceSpec,
     LinkSpec,
@@ -20,8 +19,18 @@ from samecurve.core.planning.hardware import (
     link_spec,
     slowest_host_link,
 )
-from samecurve.core.planning.machine import Device, Link, Machine
-from samecurve.errors import InvalidConfigError, UserError
+from samecurve.core.planning.machine import Link
+from samecurve.seam import (
+    Device,
+    Document,
+    InvalidConfigError,
+    Machine,
+    Section,
+    UserError,
+    join_key,
+    read_document,
+    suggest,
+)
 from samecurve.units import parse_speed
 
 if TYPE_CHECKING:
@@ -168,7 +177,7 @@ def _read_file(path: Path) -> Cluster:
     if not path.is_file():
         raise UserError(f"there is no file {path}", _FORMS, WHERE)
     try:
-        document = read_file(path)
+        document = read_document(path)
     except UserError as error:
         if "a config is a mapping" in error.cause:
             raise UserError("should be keys with values", _HELD, error.where) from None

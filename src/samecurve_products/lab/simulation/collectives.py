@@ -15,12 +15,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import Medium
 from samecurve.core.planning.memory import autocast_itemsize
 from samecurve.core.planning.optimizer import itemsize
-from samecurve.core.planning.plan import Plan
 from samecurve.core.strategies import BUCKET_BYTES
+from samecurve.seam import Facts, Plan
 from samecurve_products.lab.simulation.cluster import Cluster
 
 Kind = Literal["all-reduce", "all-gather", "reduce-scatter"]

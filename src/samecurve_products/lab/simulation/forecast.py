@@ -6,14 +6,12 @@ plan() plans each combination, and the cost of its step is estimated.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from samecurve.core.config.sections import Config
 from samecurve.core.planning.capacity import memory_room
-from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.memory import memory_options, sample_bytes
-from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
-from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy, strategies_of
-from samecurve.errors import ASK_SAME_BITS, UserError
+from samecurve.core.strategies import STRATEGIES, StrategySpec, auto_strategy
+from samecurve.errors import ASK_SAME_BITS
+from samecurve.seam import Config, Facts, Plan, UserError, strategies_of
 from samecurve_products.lab.simulation.cluster import Cluster
 from samecurve_products.lab.simulation.collectives import Traffic, traffic
 from samecurve_products.lab.simulation.step_time import StepCost, Utilization, step_cost

@@ -5,14 +5,12 @@ A step consists of computation, the update, and communication that computation d
 
 from dataclasses import dataclass
 
-from samecurve.core.config.sections import Config
 from samecurve.core.feature_list import why_twice
-from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import ASSUMED_MFU
 from samecurve.core.planning.memory import memory_options
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
-from samecurve.core.planning.plan import Plan
-from samecurve.units import counted, show_bytes, show_count, show_time
+from samecurve.seam import Config, Facts, Plan, counted, show_bytes, show_count
+from samecurve.units import show_time
 from samecurve_products.lab.simulation.cluster import Cluster
 from samecurve_products.lab.simulation.collectives import Traffic, traffic
 

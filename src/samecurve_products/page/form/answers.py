@@ -6,19 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from samecurve.core.config.loading import LoadedConfig
-from samecurve.core.planning.facts import Facts
-from samecurve.core.planning.machine import choose_devices
-from samecurve.core.planning.plan import Plan
-from samecurve.core.strategies import strategies_of
-from samecurve.errors import SamecurveError, UserError
 from samecurve.features.balance import balance_of
-from samecurve.probe import probe
 from samecurve.probe.detected import detected
 from samecurve.processes import ForkServer
-from samecurve.run.prepare import make_plan
 from samecurve.run.warm_start import DESCRIBES
-from samecurve.tasks import entry_of
+from samecurve.seam import (
+    Facts,
+    LoadedConfig,
+    Plan,
+    SamecurveError,
+    UserError,
+    choose_devices,
+    entry_of,
+    make_plan,
+    probe,
+    strategies_of,
+)
 from samecurve_products.page.form.bases import BaseName, Bases
 from samecurve_products.page.form.draft import Draft, each, error_json, make_draft
 from samecurve_products.page.form.fields import table

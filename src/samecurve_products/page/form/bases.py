@@ -8,12 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from samecurve.core.config.document import Document, parse, read_file
-from samecurve.core.config.sections import Config
-from samecurve.errors import UserError
-from samecurve.run.directory import Run
 from samecurve.run.new_config.presets import all_presets
-from samecurve.tasks import Tasks
+from samecurve.seam import Config, Document, Run, Tasks, UserError, parse_document, read_document
 from samecurve.tasks.user_class import find_pickled_class
 from samecurve_products.page.form.places import Roots
 from samecurve_products.page.roots import Catalogue, ListedRun, Root, opaque_id
@@ -117,7 +113,7 @@ class Bases:
         preset = all_presets().get(identity)
         if preset is None:
             raise UserError(f"there is no preset {identity[:40]}", _GONE, "base")
-        document = parse(preset.text, f"preset {identity}")
+        document = parse_document(preset.text, f"preset {identity}")
         return Base(document, identity, preset.title, self.roots.paths[0], needs=preset.needs)
 
     def _config(self, identity: str) -> Base:
@@ -127,7 +123,7 @@ class Bases:
             if _id(root, path) != identity:
                 continue
             short = path.relative_to(root)
-            document = _named(read_file(path), path, short.as_posix())
+            document = _named(read_document(path), path, short.as_posix())
             find_pickled_class(document, path.parent)
             converted = convert(document, path.parent, root)
             if converted is None:
@@ -175,7 +171,7 @@ def _recognise(path: Path) -> dict[str, str] | None:
         text = path.read_text(encoding="utf-8")
         if not _KEYS.search(text):
             return None
-        document = parse(text, str(path))
+        document = parse_document(text, str(path))
     except (OSError, ValueError, UserError):
         return None
     tool, keys = tool_of(document), document.value.keys()

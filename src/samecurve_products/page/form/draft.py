@@ -11,11 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.document import Document, join_key
-from samecurve.core.config.loading import LoadedConfig, load
-from samecurve.errors import InvalidConfigError, SamecurveError, UserError
 from samecurve.run.trust import check_trusted
-from samecurve.tasks import Tasks
+from samecurve.seam import (
+    Document,
+    InvalidConfigError,
+    LoadedConfig,
+    SamecurveError,
+    Tasks,
+    UserError,
+    join_key,
+    load_document,
+)
 from samecurve_products.page.form.bases import Base, BaseName, Bases
 from samecurve_products.page.form.fields import FormFields, form_fields
 from samecurve_products.page.form.places import check_places
@@ -93,7 +99,7 @@ def make_draft(
     check_task(task, roots, home)
     look_at(task)
     if not Tasks().knows(task):
-        load(document, Tasks())  # says what tasks there are
+        load_document(document, Tasks())  # says what tasks there are
     engine = checked.get("engine", document.value.get("engine", "torch"))
     fields = form_fields(str(task), str(engine), {})
     fields = form_fields(str(task), str(engine), extra_keys(document, fields))
@@ -107,7 +113,7 @@ def make_draft(
     missing = _missing(base, document)
     errors = [*missing, *check_places(document.value, roots, home)]
     try:
-        loaded = load(document, Tasks(), base.name)
+        loaded = load_document(document, Tasks(), base.name)
     except UserError as error:
         places = {one.where for one in missing}
         others = [one for one in each([error]) if draft.key_of(one) not in places]
@@ -134,7 +140,7 @@ def _idle(document: Document, values: Mapping[str, Any], fields: FormFields) -> 
         copy = Document(deepcopy(document.value), dict(document.origins))
         apply_values(copy, chosen, fields)
         try:
-            configs.append(load(copy, Tasks()).config)
+            configs.append(load_document(copy, Tasks()).config)
         except UserError:
             return set()
     return idle if configs[0] == configs[1] else set()

@@ -15,8 +15,8 @@ import yaml
 from samecurve.core.config import EPOCHS_PATTERN, MINUTES_PATTERN, SIZE_PATTERN
 from samecurve.core.config.document import SCHEMA_KEY
 from samecurve.core.config.json_schema import Schema, json_schema
-from samecurve.core.strategies import strategies_of
-from samecurve.tasks import Tasks, built_in
+from samecurve.seam import Tasks, strategies_of
+from samecurve.tasks import built_in
 
 Kind = Literal[
     "number", "integer", "text", "choice", "switch", "list", "json", "path", "duration", "size"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.data.shards.paths import expand_ranges
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.page.form.places import Roots, config_texts
 
 _REMEDY = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.page.tree import SKIPPED, walk
 
 MOST_BYTES = 1 << 20  # of a config file

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 
 from samecurve.core.planning.memory import usable_share
-from samecurve.core.planning.plan import Plan
-from samecurve.observe.plan_text import arithmetic, decisions, strategy_text
-from samecurve.units import counted, show_bytes, show_count
+from samecurve.observe.plan_text import decisions, strategy_text
+from samecurve.seam import Plan, arithmetic, counted, show_bytes, show_count
 from samecurve_products.report.blocks import Bar, Block, bars, cards, details, text
 from samecurve_products.report.plan_blocks import memory_parts, memory_table, reasons_table
 

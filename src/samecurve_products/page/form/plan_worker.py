@@ -19,7 +19,7 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any, NoReturn
 
-from samecurve.processes import Call, Process, child_environment, start, wait_for
+from samecurve.seam import Call, Process, child_environment, start_process, wait_for
 from samecurve_products.page.form.worker import RESTART
 
 _PATIENCE = 60.0  # seconds of a request
@@ -134,7 +134,7 @@ class PlanWorker:
             environment=child_environment(PYTHONUNBUFFERED="1"),
             new_session=True,  # Ctrl-C is for the server, which then ends it
         )
-        return start(call, stdin=PIPE, stdout=PIPE, cwd=Path(self._roots[0]))
+        return start_process(call, stdin=PIPE, stdout=PIPE, cwd=Path(self._roots[0]))
 
     def _read_line(self) -> bytes:
         """A whole line of the worker. TimeoutError: it takes too long. OSError: it has ended."""

@@ -5,8 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from samecurve.core.config.document import read_file
-from samecurve.errors import UserError
+from samecurve.seam import UserError, read_document
 from samecurve_products.page.form.draft import error_json
 from samecurve_products.page.form.links import check_links
 from samecurve_products.page.form.places import Roots
@@ -18,7 +17,7 @@ def main(roots: str, file: str, *arguments: str) -> None:
     roots: the page's folders as JSON
     """
     try:
-        check_links(read_file(Path(file)).value, Roots.of(json.loads(roots)), Path.cwd())
+        check_links(read_document(Path(file)).value, Roots.of(json.loads(roots)), Path.cwd())
     except UserError as error:
         print(json.dumps({"errors": [error_json(error, error.where)]}))
         sys.exit(2)

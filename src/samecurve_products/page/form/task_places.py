@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve.tasks import installed
 from samecurve.tasks.user_class import is_pickled, place_of
 from samecurve.tasks.user_class.local_imports import local_files

@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from samecurve.core.config import flatten
-from samecurve.core.config.document import Document, parse, parse_setting
-from samecurve.core.config.loading import LoadedConfig
-from samecurve.errors import UserError
+from samecurve.seam import Document, LoadedConfig, UserError, parse_document, parse_setting
 from samecurve_products.page.form.fields import Field, FormFields
 
 Values = Mapping[str, Any]  # dotted keys of the config, as the browser sends them
@@ -98,7 +96,7 @@ def _lines(field: Field, text: str) -> list[Any]:
 def _yaml(text: str, key: str) -> Any:
     """A value as a config file has it; the text itself where it is no YAML."""
     try:
-        return parse(f"value: {text}", key).value.get("value")
+        return parse_document(f"value: {text}", key).value.get("value")
     except UserError:
         return text
 

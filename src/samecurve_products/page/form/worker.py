@@ -10,9 +10,10 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from samecurve.errors import SamecurveError, message_of
+from samecurve.errors import message_of
 from samecurve.processes import fork_server
 from samecurve.run.warm_start import FIRST
+from samecurve.seam import SamecurveError
 from samecurve_products.page.form.answers import Answer, Answers, RefusedError
 from samecurve_products.page.form.draft import error_json
 from samecurve_products.page.form.places import Roots

@@ -12,18 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.config.sections import Config
 from samecurve.core.planning.compute import choose_precision
-from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.hardware import DeviceSpec, on_file
-from samecurve.core.planning.machine import Machine
-from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan
 from samecurve.core.strategies import STRATEGIES
-from samecurve.errors import UserError
 from samecurve.features.balance import balance_of
 from samecurve.observe.plan_text import strategy_text
-from samecurve.units import show_bytes, show_count, show_time
+from samecurve.seam import Config, Facts, Machine, Plan, UserError, show_bytes, show_count
+from samecurve.units import show_time
 from samecurve_products.lab.simulation.cluster import Cluster
 from samecurve_products.lab.simulation.forecast import check_predictable, plan_on_cluster
 from samecurve_products.lab.simulation.step_time import ASSUMED, step_cost

@@ -10,11 +10,16 @@ from typing import Any
 
 import samecurve
 from samecurve.core.config import flatten
-from samecurve.core.config.document import Document, dump, parse, read_file
-from samecurve.core.config.loading import load
-from samecurve.core.config.sections import Config
-from samecurve.errors import UserError
-from samecurve.tasks import Tasks
+from samecurve.seam import (
+    Config,
+    Document,
+    Tasks,
+    UserError,
+    dump_document,
+    load_document,
+    parse_document,
+    read_document,
+)
 from samecurve_products.page.form.draft import Draft
 from samecurve_products.page.form.values import settings
 
@@ -72,7 +77,7 @@ def new_file(draft: Draft, name: str) -> CommandLine:
 def _same_config(path: Path, text: str) -> bool:
     """Whether a file holds the same values; its comments may be others."""
     try:
-        return read_file(path).value == parse(text, "new").value
+        return read_document(path).value == parse_document(text, "new").value
     except UserError:
         return False
 
@@ -143,7 +148,7 @@ def as_yaml(draft: Draft) -> str:
         short = dict(full)
     ordered = {name: short[name] for name in _SECTIONS if name in short}
     head = f"# Made by `samecurve ui` {samecurve.__version__} on {time.strftime('%Y-%m-%d')}"
-    return f"{head}, from {draft.base.title}.\n{dump(ordered)}"
+    return f"{head}, from {draft.base.title}.\n{dump_document(ordered)}"
 
 
 def _without_defaults(full: Mapping[str, Any], config: Config) -> dict[str, Any]:
@@ -174,7 +179,7 @@ def _without_defaults(full: Mapping[str, Any], config: Config) -> dict[str, Any]
 def _gives(value: Mapping[str, Any], config: Config) -> bool:
     """Whether a document of these values gives this config."""
     try:
-        loaded = load(Document(dict(value)), Tasks())
+        loaded = load_document(Document(dict(value)), Tasks())
     except UserError:
         return False
     return flatten(loaded.config) == flatten(config)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.run.directory import Run
+from samecurve.seam import Run
 from samecurve_products.page.jobs.job import ENDED, Job
 from samecurve_products.page.lock_file import holds_lock
 from samecurve_products.page.plan_file import read_plan_file

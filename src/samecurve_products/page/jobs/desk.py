@@ -8,11 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from samecurve.core.config.sections import Devices as DevicesSection
-from samecurve.core.planning.machine import choose_devices
-from samecurve.errors import UserError
-from samecurve.probe import probe
-from samecurve.processes import python_module
+from samecurve.seam import Devices as DevicesSection
+from samecurve.seam import UserError, choose_devices, probe, python_module
 from samecurve_products.page.form.plan_worker import PlanWorker
 from samecurve_products.page.jobs.busy import Devices
 from samecurve_products.page.jobs.job import ENDED, Job

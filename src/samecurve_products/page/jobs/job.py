@@ -14,10 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.core.system import read_file_bytes, regular_only
-from samecurve.processes import python_module
-from samecurve.run.directory import Run, is_live
-from samecurve.terminal import printable
+from samecurve.seam import Run, is_live, printable, python_module, read_file_bytes, regular_only
 from samecurve_products.page.jobs.marks import mark_of, why_foreign
 from samecurve_products.page.jobs.processes import ProcessName
 from samecurve_products.page.journal_tail import read_tail

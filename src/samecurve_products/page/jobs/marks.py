@@ -15,9 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from samecurve.core.system import explain_os_error, regular_only
-from samecurve.core.system.cache import cache_home
-from samecurve.errors import UserError
+from samecurve.seam import UserError, cache_home, explain_os_error, regular_only
 
 _BYTES = 32  # of the secret
 

@@ -15,9 +15,8 @@ from secrets import token_hex
 from subprocess import DEVNULL
 from typing import Any, Literal
 
-from samecurve.core.system import explain_os_error, write_json
-from samecurve.errors import UserError
-from samecurve.processes import OUTLIVES, Call, how_ended, start
+from samecurve.processes import OUTLIVES
+from samecurve.seam import Call, UserError, explain_os_error, how_ended, start_process, write_json
 from samecurve_products.page.jobs.busy import Devices, device_words
 from samecurve_products.page.jobs.job import ENDED, Folder, Job, read_job
 from samecurve_products.page.jobs.processes import ProcessName
@@ -225,7 +224,7 @@ class Queue:
             with open(job.log, "ab") as log:
                 path, file = str(job.path.resolve()), log.fileno()
                 call = Call(_SHEPHERD, (path,), new_session=True, ended_by=OUTLIVES)
-                starts = start(call, stdin=DEVNULL, stdout=file, stderr=file, cwd=job.cwd)
+                starts = start_process(call, stdin=DEVNULL, stdout=file, stderr=file, cwd=job.cwd)
                 if code := starts.wait():
                     raise OSError(f"its shepherd ended with {how_ended(code)}")
         except OSError as error:

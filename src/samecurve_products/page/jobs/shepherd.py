@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from samecurve.core.system import write_json
-from samecurve.processes import start_program
+from samecurve.seam import start_program, write_json
 from samecurve_products.page.jobs.job import journal_end, read_job
 from samecurve_products.page.jobs.processes import ProcessName
 

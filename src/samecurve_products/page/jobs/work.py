@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from samecurve.core.system import regular_only
-from samecurve.errors import UserError
 from samecurve.run.directory import is_locked
+from samecurve.seam import UserError, regular_only
 from samecurve_products.page.jobs.busy import Devices
 from samecurve_products.page.jobs.job import Job
 from samecurve_products.page.jobs.queue import Queue

@@ -1,6 +1,6 @@
 """Models that make pictures: diffusers' pipelines from files, or new models of pixels."""
 
-from samecurve.tasks import TaskEntry
+from samecurve.seam import TaskEntry
 from samecurve_products.pictures.diffusion.sections import DiffusionData, DiffusionModel
 
 ENTRY = TaskEntry(

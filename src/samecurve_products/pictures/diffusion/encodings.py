@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from samecurve.core.system import write_whole
-from samecurve.errors import UserError
+from samecurve.seam import UserError, write_whole
 from samecurve.torch_engine.model.model_setup import one_thread
 
 Make = Callable[[], Mapping[str, Tensor]]

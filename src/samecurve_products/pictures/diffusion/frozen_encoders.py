@@ -15,9 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Part
-from samecurve.core.system.cache import stamp_file
+from samecurve.seam import Ids, Part, stamp_file
 from samecurve_products.pictures.diffusion.data.pictures import read_mask, read_pixels, sizes_of
 from samecurve_products.pictures.diffusion.data.samples import Samples
 from samecurve_products.pictures.diffusion.data.views import Encoding, Views

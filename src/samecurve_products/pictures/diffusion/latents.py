@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from samecurve.core.protocols import Arrays
-from samecurve.core.sample_numbers import SampleNumbers
-from samecurve.errors import UserError
+from samecurve.seam import Arrays, SampleNumbers, UserError
 from samecurve_products.pictures.diffusion.data.samples import Samples
 from samecurve_products.pictures.diffusion.denoiser import Denoiser
 from samecurve_products.pictures.diffusion.families.denoising import sample

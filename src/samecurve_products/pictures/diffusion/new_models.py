@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
+from samecurve.seam import UserError, install_command
 from samecurve_products.pictures.diffusion.sections import DiffusionModel
 from samecurve_products.pictures.diffusion.words import PADDING, Words
 

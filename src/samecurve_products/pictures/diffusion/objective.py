@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from samecurve.core.sample_numbers import SampleNumbers
+from samecurve.seam import SampleNumbers
 from samecurve_products.pictures.diffusion.sections import TimeSteps
 
 EVAL_TIMES = 4  # times of each picture at which a validation loss is measured

@@ -8,9 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Arrays
-from samecurve.core.sample_numbers import SampleNumbers
+from samecurve.seam import Arrays, Ids, SampleNumbers
 from samecurve_products.pictures.diffusion.data.samples import Samples
 from samecurve_products.pictures.diffusion.data.source import PixelRows
 from samecurve_products.pictures.diffusion.new_models import build_model, side_multiple

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from samecurve.core.config import MOST_LAYERS, Section
-from samecurve.core.config.sections import DataSection
+from samecurve.core.config import MOST_LAYERS
 from samecurve.core.config.train_section import Train
+from samecurve.seam import DataSection, Section
 from samecurve_products.lora.sections import AdapterSection, Quantize
 
 Prediction = Literal["auto", "epsilon", "v", "flow"]

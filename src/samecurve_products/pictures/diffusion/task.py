@@ -9,7 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samecurve.core.system.cache import keep_texts, stamp_file
+from samecurve.core.system.cache import keep_texts
+from samecurve.seam import stamp_file
 from samecurve_products.pictures.diffusion.data.picture_set import (
     PictureSet,
     open_pictures,

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import WHOLE, Arrays, Part, Source
-from samecurve.core.sample_numbers import rng
+from samecurve.core.protocols import WHOLE
+from samecurve.seam import Arrays, Mean, Part, Source, rng
 from samecurve.tasks.protocol import ExportedFile
 from samecurve.torch_engine.model.model_setup import name_blocks
 from samecurve_products.pictures.diffusion.data.buckets import check_sides

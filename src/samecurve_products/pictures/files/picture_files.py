@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
+from samecurve.seam import UserError, install_command
 
 if TYPE_CHECKING:  # a start without pictures does not import Pillow
     from PIL import Image as Pillow

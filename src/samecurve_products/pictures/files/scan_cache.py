@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.core.planning.fixed import parse_dataclass
-from samecurve.core.system import explain_os_error, one_at_a_time, write_json
-from samecurve.core.system.cache import cache_key
-from samecurve.errors import UserError
+from samecurve.core.system import one_at_a_time
 from samecurve.probe import cpu_cores
+from samecurve.seam import UserError, cache_key, explain_os_error, write_json
 from samecurve_products.pictures.files.picture_files import (
     BrokenPictureError,
     FileFacts,

@@ -4,8 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.system import explain_os_error
-from samecurve.errors import UserError
+from samecurve.seam import UserError, explain_os_error
 from samecurve_products.pictures.files.picture_files import BrokenPictureError, FileFacts
 from samecurve_products.pictures.files.scan_cache import Stamp
 

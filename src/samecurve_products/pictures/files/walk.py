@@ -4,8 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from samecurve.core.system import explain_os_error
-from samecurve.errors import UserError
+from samecurve.seam import UserError, explain_os_error
 from samecurve_products.text_files import is_run_directory
 
 

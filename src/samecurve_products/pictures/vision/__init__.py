@@ -1,6 +1,6 @@
 """Classifiers of images: attention, and state spaces in the frequencies of the image."""
 
-from samecurve.tasks import TaskEntry
+from samecurve.seam import TaskEntry
 from samecurve_products.pictures.vision.sections import VisionData, VisionModel, engines_of
 
 ENTRY = TaskEntry(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from samecurve.core.config import Section
+from samecurve.seam import Section
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Extent = Annotated[float, Field(ge=0, le=1)]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.protocols import Picture
+from samecurve.seam import Picture
 
 if TYPE_CHECKING:  # only runs with pictures need it
     from PIL import ImageDraw

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.protocols import Picture
+from samecurve.seam import Picture
 from samecurve_products.pictures.vision.captions import INK, PAPER, SIDE, TEXT, font, with_text
 from samecurve_products.pictures.vision.layout import RHO, Grid
 

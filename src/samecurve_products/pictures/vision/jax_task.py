@@ -10,10 +10,8 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays, Sample
-from samecurve.core.sample_numbers import rng
-from samecurve.data import IGNORED
+from samecurve.core.protocols import Sample
+from samecurve.seam import IGNORED, Arrays, Mean, rng
 from samecurve_products.pictures.vision.filters import filter_pictures, is_of_a_filter
 from samecurve_products.pictures.vision.flax_costs import sample_costs
 from samecurve_products.pictures.vision.flax_layers import widened

@@ -8,8 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from samecurve.core.protocols import Initial
-from samecurve.errors import UserError
+from samecurve.seam import Initial, UserError
 from samecurve_products.pictures.vision.sections import RECURRENT, NormOver, VisionModel
 
 # of [..., down, across, width], what a normalisation of the model takes a mean over

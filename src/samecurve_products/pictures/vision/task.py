@@ -10,11 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.determinism import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
-from samecurve.core.protocols import Initial, Part, Source
 from samecurve.core.system.cache import keep_texts
-from samecurve.errors import UserError
+from samecurve.seam import Initial, Mean, Part, Source, UserError
 from samecurve_products.pictures.vision.data.augmentation import with_recipe
 from samecurve_products.pictures.vision.data.image_sets import ImageSets, JoinedRows
 from samecurve_products.pictures.vision.data.pathfinder import CLASSES

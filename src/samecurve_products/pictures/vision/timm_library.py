@@ -18,8 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
+from samecurve.seam import UserError, install_command
 
 _NEAR = 3  # names that an error suggests
 _UNUSED = "torchvision"

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays, Picture, Sample
-from samecurve.core.sample_numbers import rng
+from samecurve.core.protocols import Sample
+from samecurve.seam import Arrays, Mean, Picture, rng
 from samecurve_products.lora import StoredArray
 from samecurve_products.pictures.vision.backbone import Backbone, unlike_backbone
 from samecurve_products.pictures.vision.filters import filter_pictures, is_of_a_filter

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.protocols import Picture, Source
-from samecurve.units import counted
+from samecurve.seam import Picture, Source, counted
 from samecurve_products.pictures.vision.captions import with_text
 
 SHOWN = 12  # pictures at most

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.checkpoint import CorruptCheckpointError
-from samecurve.checkpoint.format import Arrays, verify
-from samecurve.errors import UserError
+from samecurve.checkpoint.format import Arrays
+from samecurve.seam import CorruptCheckpointError, UserError, verify_checkpoint
 
 _PIECE = 32 << 20  # bytes of an array that are held at once
 
@@ -56,7 +55,7 @@ class _Saved:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self.arrays = Arrays(path, verify(path))
+            self.arrays = Arrays(path, verify_checkpoint(path))
             self.arrays.hold()
         except (OSError, CorruptCheckpointError) as error:
             raise self._unreadable(error) from None

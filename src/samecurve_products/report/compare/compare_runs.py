@@ -15,13 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.checkpoint import MANIFEST
-from samecurve.checkpoint.store import checkpoints
 from samecurve.core.feature_list import listed_with
-from samecurve.errors import SamecurveError, UserError
 from samecurve.observe import events_of_file
-from samecurve.run.directory import Run
+from samecurve.seam import Run, SamecurveError, UserError, checkpoints, some
 from samecurve.tasks.user_class import identity_of
-from samecurve.units import some
 from samecurve_products.report.compare.compare_arrays import ArrayDifference, compare_saved_arrays
 from samecurve_products.report.record import RunRecord
 from samecurve_products.report.steps import number

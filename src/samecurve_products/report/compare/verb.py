@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli.options import RUN_PLACE, Verb
-from samecurve.cli.places import at_hand
-from samecurve.terminal import echo
+from samecurve.cli.options import RUN_PLACE
+from samecurve.seam import Verb, at_hand, echo
 
 if TYPE_CHECKING:
     from pathlib import Path

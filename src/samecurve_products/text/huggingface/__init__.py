@@ -1,6 +1,6 @@
 """Any causal language model of the transformers library, from a directory or a config."""
 
-from samecurve.tasks import TaskEntry
+from samecurve.seam import TaskEntry
 from samecurve_products.text.huggingface.sections import HFData, HFModel
 
 ENTRY = TaskEntry(

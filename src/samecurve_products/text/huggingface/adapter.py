@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.lora import StoredArray, file_reading
 from samecurve_products.lora import adapter as lora
 from samecurve_products.lora import names as lora_names

@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays
+from samecurve.seam import Arrays, Mean
 from samecurve.torch_engine.model.cross_entropy import IGNORED, Head
 
 

@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays
+from samecurve.seam import Arrays, Mean
 from samecurve_products.task_parts.classifier_loss import class_loss, count_answers, widened
 from samecurve_products.text.huggingface.causal import suit_experts
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from samecurve.seam import counted
 from samecurve.torch_engine.model.model_setup import repeated_blocks
-from samecurve.units import counted
 from samecurve_products.lora.quantized import Packing, QuantizedLinear
 from samecurve_products.task_parts.forward_costs import (
     SavedActivations,

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays
+from samecurve.seam import Arrays, Mean
 from samecurve_products.task_parts.classifier_loss import widened
 from samecurve_products.text.huggingface.causal import suit_experts
 from samecurve_products.text.huggingface.sections import Embedding

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config import MOST_LAYERS
-from samecurve.core.config.document import suggest
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
+from samecurve.seam import UserError, install_command, suggest
 from samecurve_products.text.huggingface.model_directory import CONFIG, WRITTEN, check_directory
 from samecurve_products.text.huggingface.sections import Attention, HFModel, Objective
 

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays
-from samecurve.core.sample_numbers import SampleNumbers, rng
-from samecurve.errors import UserError
+from samecurve.seam import Arrays, Mean, SampleNumbers, UserError, rng
 from samecurve.torch_engine.model.cross_entropy import IGNORED
 from samecurve_products.task_parts.on_device import on_device
 from samecurve_products.text.huggingface.causal import (

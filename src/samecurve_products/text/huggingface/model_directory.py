@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 
 CONFIG = "config.json"
 # files beside the weights, which the library reads when the model is used

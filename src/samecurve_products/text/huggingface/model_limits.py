@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.huggingface.library import longest_sequence
 from samecurve_products.text.huggingface.sections import HFData
 from samecurve_products.text.huggingface.task import HuggingFaceTask

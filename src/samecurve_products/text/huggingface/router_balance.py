@@ -13,9 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays
-from samecurve.errors import UserError
+from samecurve.seam import Arrays, Mean, UserError
 from samecurve.torch_engine.model.cross_entropy import IGNORED
 from samecurve_products.text.huggingface.causal import Causal, next_labels, token_errors
 from samecurve_products.text.huggingface.sections import HFModel

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.huggingface.data.text_tokenizer import TextTokenizer
 from samecurve_products.text.language.task import draw_token
 

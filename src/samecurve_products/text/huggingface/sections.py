@@ -15,9 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from samecurve.core.config import Section
-from samecurve.core.config.sections import TRAIN, DataSection, SplitName, check_finite
+from samecurve.core.config.sections import TRAIN, SplitName, check_finite
 from samecurve.core.config.train_section import Train
+from samecurve.seam import DataSection, Section
 from samecurve_products.lora.sections import AdapterSection, Quantize
 from samecurve_products.text_files import STANDARD_LIBRARY
 

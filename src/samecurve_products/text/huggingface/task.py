@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from samecurve.core.determinism import Mean
 from samecurve.core.evaluation import CLASS_WEIGHT
-from samecurve.core.protocols import Source
-from samecurve.core.system.cache import stamp_file
-from samecurve.errors import UserError
+from samecurve.seam import Mean, Source, UserError, stamp_file
 from samecurve_products.task_parts.classification import summarize_classes
 from samecurve_products.text.huggingface.data.document_columns import Learns
 from samecurve_products.text.huggingface.data.prepared_data import (

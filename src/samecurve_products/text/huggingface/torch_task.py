@@ -15,7 +15,7 @@ from torch import nn
 
 from samecurve.core.evaluation import CLASS_WEIGHT
 from samecurve.core.system.cache import keep_texts
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve.torch_engine.model.model_setup import unsaved_buffers_kept
 from samecurve_products.lora import StoredArray
 from samecurve_products.lora.adapter import merged

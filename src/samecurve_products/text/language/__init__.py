@@ -1,6 +1,6 @@
 """A decoder that learns to continue text."""
 
-from samecurve.tasks import TaskEntry
+from samecurve.seam import TaskEntry
 from samecurve_products.text.language.sections import LanguageData, LanguageModel
 
 ENTRY = TaskEntry(

@@ -13,10 +13,18 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system import write_json
-from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once, stamp_file
-from samecurve.errors import Refusals, UserError
-from samecurve.units import counted, show_bytes, show_count
+from samecurve.core.system.cache import CHECKED, check_once
+from samecurve.errors import Refusals
+from samecurve.seam import (
+    UserError,
+    cache_entry,
+    cache_key,
+    counted,
+    show_bytes,
+    show_count,
+    stamp_file,
+    write_json,
+)
 from samecurve_products.text.language.sections import LanguageData
 from samecurve_products.text_files import (
     PACKED,
@@ -139,7 +147,7 @@ def _read_text(files: list[Path], tokenizer: str, cache: Path) -> Corpus:
 
 
 def _say(line: str) -> None:
-    from samecurve.probe.progress import show_progress  # few runs have tokens to make
+    from samecurve.seam import show_progress
 
     show_progress(line)
 

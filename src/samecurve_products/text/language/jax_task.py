@@ -15,10 +15,8 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays
-from samecurve.data import IGNORED
 from samecurve.jax_engine.attention import FusibleAttention
+from samecurve.seam import IGNORED, Arrays, Mean
 from samecurve_products.text.language.sections import LanguageModel
 from samecurve_products.text.language.task import LanguageTask, NextLogits
 

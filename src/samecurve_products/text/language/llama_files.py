@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.language.sections import LanguageModel
 
 _BODY = "model."

@@ -13,8 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
-from samecurve.core.config import MOST_LAYERS, Section
-from samecurve.core.config.sections import ALL, TRAIN, DataSection, SplitName
+from samecurve.core.config import MOST_LAYERS
+from samecurve.core.config.sections import ALL, TRAIN, SplitName
+from samecurve.seam import DataSection, Section
 
 Size = Annotated[int, Field(gt=0, le=1 << 31)]  # of a dimension
 

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Initial, Source
 from samecurve.data import TokenWindows, spread_out, window_count
-from samecurve.errors import RunError, UserError
+from samecurve.seam import Initial, Mean, RunError, Source, UserError
 from samecurve_products.text.language.corpus import (
     Corpora,
     Corpus,

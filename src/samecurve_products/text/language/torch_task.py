@@ -14,9 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from samecurve.core.determinism import Mean
-from samecurve.core.protocols import Arrays
-from samecurve.data import IGNORED
+from samecurve.seam import IGNORED, Arrays, Mean
 from samecurve.torch_engine.model.cross_entropy import Head
 from samecurve_products.text.language.sections import LanguageModel
 from samecurve_products.text.language.task import LanguageTask, NextLogits

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from samecurve.core.determinism.data_order import Ids
+from samecurve.seam import Ids
 from samecurve_products.pictures.diffusion.data.buckets import show_shape
 from samecurve_products.pictures.diffusion.data.folders import unread_lines
 from samecurve_products.pictures.diffusion.data.picture_set import PictureSet

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.pictures.diffusion.sections import DiffusionData
 
 Shape = tuple[int, int]  # width and height, in pixels

@@ -11,8 +11,7 @@ from shlex import quote
 from typing import Any
 
 from samecurve.data.shards.json_lines import MARK, no_object
-from samecurve.errors import UserError
-from samecurve.units import some
+from samecurve.seam import UserError, some
 from samecurve_products.pictures.diffusion.data.folders import METADATA, FolderFiles
 from samecurve_products.pictures.diffusion.sections import Captions
 

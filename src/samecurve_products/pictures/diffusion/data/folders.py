@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.system.cache import stamp_file
-from samecurve.errors import UserError
-from samecurve.units import counted, some
+from samecurve.seam import UserError, counted, some, stamp_file
 from samecurve_products.pictures.diffusion.sections import DiffusionData
 from samecurve_products.pictures.files.picture_files import SUFFIXES, UNREADABLE
 from samecurve_products.pictures.files.walk import check_is_file, files_below

@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
-from samecurve.units import some
+from samecurve.seam import UserError, show_progress, some
 from samecurve_products.pictures.diffusion.data.buckets import Buckets, Shape, show_shape
 from samecurve_products.pictures.diffusion.data.folders import stamp_folders
 from samecurve_products.pictures.diffusion.data.pictures import scale_to_cover

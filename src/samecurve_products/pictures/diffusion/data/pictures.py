@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system.cache import cache_key
+from samecurve.seam import cache_key
 from samecurve_products.pictures.diffusion.data.buckets import Shape
 from samecurve_products.pictures.diffusion.data.scan import Picture
 from samecurve_products.pictures.files.picture_files import BrokenPictureError, decode, decode_mask

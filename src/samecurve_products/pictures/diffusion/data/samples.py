@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
+from samecurve.seam import Ids
 from samecurve_products.pictures.diffusion.data.buckets import Buckets, Shape
 from samecurve_products.pictures.diffusion.data.scan import Picture
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from samecurve.core.determinism.sample_keys import sample_rng
-from samecurve.errors import UserError
-from samecurve.units import some
+from samecurve.seam import UserError, some
 from samecurve_products.pictures.diffusion.data.caption_files import Texts, read_captions
 from samecurve_products.pictures.diffusion.data.folders import FolderFiles, PictureFile, list_folder
 from samecurve_products.pictures.diffusion.sections import DiffusionData, ImageFolder

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from samecurve.core.system import directory_made_once, explain_os_error
-from samecurve.errors import UserError
+from samecurve.core.system import directory_made_once
+from samecurve.seam import UserError, explain_os_error
 from samecurve_products.pictures.diffusion.data.folders import METADATA
 from samecurve_products.pictures.files.picture_files import check_pillow
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
+from samecurve.seam import Ids
 from samecurve_products.pictures.diffusion.data.pictures import read_mask, read_pixels
 from samecurve_products.pictures.diffusion.data.samples import Samples
 from samecurve_products.pictures.diffusion.data.views import Views

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
+from samecurve.seam import Ids
 from samecurve_products.pictures.diffusion.data.buckets import Shape
 from samecurve_products.pictures.diffusion.data.captions import caption_of, is_dropped
 from samecurve_products.pictures.diffusion.data.pictures import (

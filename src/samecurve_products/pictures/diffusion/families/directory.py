@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.pictures.diffusion.families.kinds import SERVED, Kind, kind_of
 from samecurve_products.pictures.diffusion.families.model_files import (
     find_weights,

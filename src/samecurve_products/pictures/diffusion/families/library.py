@@ -3,8 +3,7 @@
 import importlib
 from typing import Any
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
+from samecurve.seam import UserError, install_command
 from samecurve.units import first_and_count
 from samecurve_products.lora import quantized
 from samecurve_products.pictures.diffusion.families.opened import WHERE, Component, OpenedPipeline

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.pictures.diffusion.families.library import check_loaded, class_of
 from samecurve_products.pictures.diffusion.families.opened import WHERE, Component, OpenedPipeline
 from samecurve_products.pictures.diffusion.families.original_layout import load_from_file

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system import read_file_bytes
-from samecurve.errors import UserError
+from samecurve.seam import UserError, read_file_bytes
 from samecurve_products.pictures.diffusion.families.opened import WHERE
 
 PICKLED = (".ckpt", ".pt", ".pth", ".bin")

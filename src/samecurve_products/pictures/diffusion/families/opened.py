@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.pictures.diffusion.families.kinds import Kind
 
 WHERE = "model.path"

@@ -7,7 +7,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.pictures.diffusion.families.directory import WRITTEN, open_directory
 from samecurve_products.pictures.diffusion.families.model_files import PICKLED
 from samecurve_products.pictures.diffusion.families.opened import WHERE, OpenedPipeline

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.pictures.diffusion.families.directory import INDEX, open_base
 from samecurve_products.pictures.diffusion.families.kinds import KINDS, SERVED, Kind
 from samecurve_products.pictures.diffusion.families.model_files import ArrayHeader, read_header

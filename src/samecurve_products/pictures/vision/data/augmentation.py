@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.protocols import Source
-from samecurve.errors import UserError
+from samecurve.seam import Source, UserError
 from samecurve_products.pictures.vision.augment_section import Augment
 from samecurve_products.pictures.vision.data.image_sets import ImageRows
 from samecurve_products.pictures.vision.data.recipe import AugmentedRows

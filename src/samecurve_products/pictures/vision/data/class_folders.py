@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.core.config.document import suggest
-from samecurve.errors import UserError
-from samecurve.units import counted, some
+from samecurve.seam import UserError, counted, some, suggest
 from samecurve_products.pictures.files.picture_files import SUFFIXES, UNREADABLE
 from samecurve_products.pictures.files.walk import check_is_file, files_below
 

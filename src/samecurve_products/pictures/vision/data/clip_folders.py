@@ -12,9 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
-from samecurve.units import counted, some
+from samecurve.seam import UserError, counted, show_progress, some
 from samecurve_products.pictures.files.picture_files import check_pillow
 from samecurve_products.pictures.files.scan_cache import Scanned, scan_files
 from samecurve_products.pictures.vision.data.class_folders import (

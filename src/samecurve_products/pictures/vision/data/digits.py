@@ -7,8 +7,7 @@ from importlib import metadata
 
 import numpy as np
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
+from samecurve.seam import UserError, install_command
 from samecurve_products.pictures.vision.data.image_sets import (
     ImageRows,
     ImageSets,

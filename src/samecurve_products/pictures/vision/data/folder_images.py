@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from samecurve.core.system.cache import stamp_file
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
-from samecurve.units import counted, some
+from samecurve.seam import UserError, counted, show_progress, some, stamp_file
 from samecurve_products.pictures.files.held_out import held_out
 from samecurve_products.pictures.files.picture_files import BrokenPictureError, check_pillow, decode
 from samecurve_products.pictures.files.scan_cache import Scanned, scan_files

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.core.protocols import Source
+from samecurve.seam import Ids, Source
 from samecurve_products.task_parts.made_files import Work
 
 _MEASURED = 10_000  # images, spread over the set, whose channels are measured

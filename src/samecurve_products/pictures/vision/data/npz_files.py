@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.seam import UserError, counted
 from samecurve_products.pictures.vision.data.image_sets import (
     ImageRows,
     ImageSets,

@@ -14,12 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.core.system import directory_made_once, explain_os_error
-from samecurve.core.system.cache import cache_entry, cache_key, entry_fault
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
-from samecurve.units import counted, show_seconds
+from samecurve.core.system import directory_made_once
+from samecurve.core.system.cache import entry_fault
+from samecurve.seam import (
+    Ids,
+    UserError,
+    cache_entry,
+    cache_key,
+    counted,
+    explain_os_error,
+    show_progress,
+    show_seconds,
+)
 from samecurve_products.pictures.vision.data.image_sets import ImageRows, ImageSets
 from samecurve_products.pictures.vision.data.pathfinder import (
     CLASSES,

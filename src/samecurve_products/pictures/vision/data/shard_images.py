@@ -16,13 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.core.system import one_at_a_time, write_whole
-from samecurve.core.system.cache import cache_key
+from samecurve.core.system import one_at_a_time
 from samecurve.data.shards.source import Shards
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
-from samecurve.units import counted, some
+from samecurve.seam import Ids, UserError, cache_key, counted, show_progress, some, write_whole
 from samecurve_products.pictures.files.picture_files import (
     SUFFIXES,
     BrokenPictureError,

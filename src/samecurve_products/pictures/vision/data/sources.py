@@ -4,10 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from samecurve.core.protocols import Source
-from samecurve.core.system.cache import stamp_file
 from samecurve.data import spread_out
-from samecurve.errors import UserError
+from samecurve.seam import Source, UserError, stamp_file
 from samecurve_products.pictures.vision.data.clip_folders import read_clips
 from samecurve_products.pictures.vision.data.digits import read_digits, stamp_digits
 from samecurve_products.pictures.vision.data.folder_images import read_folder, stamp_folder

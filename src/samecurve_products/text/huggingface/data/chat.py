@@ -17,9 +17,7 @@ from importlib.util import find_spec
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
-from samecurve.units import counted
+from samecurve.seam import UserError, counted, install_command
 from samecurve_products.text.huggingface.data.messages import (
     ASSISTANT,
     Messages,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.huggingface.data.messages import (
     read_messages,
     read_tools,

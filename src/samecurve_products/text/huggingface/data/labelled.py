@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.data import IGNORED
-from samecurve.errors import UserError
+from samecurve.seam import IGNORED, Ids, UserError
 from samecurve_products.text.huggingface.data.text_tokenizer import PairLayout, TextTokenizer
 from samecurve_products.text.huggingface.data.token_rows import TokenRows
 from samecurve_products.text.huggingface.data.tokenized_source import (

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 
 Messages = Sequence[Mapping[str, Any]]
 

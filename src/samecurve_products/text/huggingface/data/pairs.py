@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
-from samecurve.data import IGNORED
+from samecurve.seam import IGNORED, Ids
 from samecurve_products.text.huggingface.data.token_rows import TokenRows, padded
 from samecurve_products.text.huggingface.data.tokenized_source import TokenizedSource, has_column
 

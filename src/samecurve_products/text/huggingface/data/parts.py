@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system import write_json
-from samecurve.errors import UserError
+from samecurve.seam import UserError, write_json
 from samecurve_products.text.huggingface.data.document_columns import KINDS, Document
 from samecurve_products.text.huggingface.data.messages import is_learnt
 from samecurve_products.text.huggingface.data.records import documents_of

@@ -15,13 +15,18 @@ from typing import Any
 
 from samecurve.core.config.sections import ALL
 from samecurve.core.planning.fixed import parse_dataclass
-from samecurve.core.protocols import Source
-from samecurve.core.system import write_json
-from samecurve.core.system.cache import cache_entry, cache_key
 from samecurve.data import spread_out
-from samecurve.errors import Refusals, UserError
-from samecurve.probe.progress import show_progress
-from samecurve.units import counted, show_count
+from samecurve.errors import Refusals
+from samecurve.seam import (
+    Source,
+    UserError,
+    cache_entry,
+    cache_key,
+    counted,
+    show_count,
+    show_progress,
+    write_json,
+)
 from samecurve_products.text.huggingface.data.document_columns import Learns
 from samecurve_products.text.huggingface.data.labelled import (
     LabelledRows,

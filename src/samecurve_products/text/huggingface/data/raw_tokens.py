@@ -13,10 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system import write_json
-from samecurve.core.system.cache import cache_entry, cache_key
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
+from samecurve.seam import UserError, cache_entry, cache_key, show_progress, write_json
 from samecurve_products.text.huggingface.data.document_columns import KINDS, Learns, no_column
 from samecurve_products.text.huggingface.data.sources import InputFile
 from samecurve_products.text.huggingface.data.tokenized_source import SourceNotes, TokenizedSource

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.determinism.data_order import permute
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.huggingface.data.packing import pack
 from samecurve_products.text.huggingface.data.tokenized_source import TokenizedSource
 from samecurve_products.text.huggingface.sections import HFData, WeightedSource

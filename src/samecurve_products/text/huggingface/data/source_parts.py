@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.huggingface.data.document_columns import Learns
 from samecurve_products.text.huggingface.data.raw_tokens import is_raw, open_raw
 from samecurve_products.text.huggingface.data.records import texts_in

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from samecurve.core.config.sections import ALL
-from samecurve.core.system.cache import stamp_file
-from samecurve.errors import UserError
+from samecurve.seam import UserError, stamp_file
 from samecurve_products.text.huggingface.data.document_columns import Kind
 from samecurve_products.text_files import (
     PACKED,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.data.shards.parquet import check_installed
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.huggingface.data.document_columns import (
     COLUMNS,
     Kind,

@@ -21,7 +21,8 @@ from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
-from samecurve.processes import OUTLIVES, Call, Process, child_environment, how_ended, start
+from samecurve.processes import OUTLIVES
+from samecurve.seam import Call, Process, child_environment, how_ended, start_process
 
 Span = tuple[int, int]  # characters [begin, end)
 
@@ -74,7 +75,7 @@ class TemplateProcess:
             atexit.register(self.close)
             environment = child_environment(TRANSFORMERS_VERBOSITY="error")
             call = Call(__name__, (), "serve", environment, ended_by=OUTLIVES)
-            self._child = start(call, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+            self._child = start_process(call, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
         return self._child
 
 

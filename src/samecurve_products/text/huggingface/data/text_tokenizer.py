@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from samecurve.core.planning.fixed import parse_dataclass
-from samecurve.errors import UserError
+from samecurve.seam import UserError
 from samecurve_products.text.huggingface.data.chat import ChatTemplate, Span
 from samecurve_products.text_files.tokenizer import (
     ByteTokenizer,

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids
 from samecurve.core.determinism.sample_keys import mix
-from samecurve.data import IGNORED
+from samecurve.seam import IGNORED, Ids
 from samecurve_products.text.huggingface.data.row_layout import Rows
 from samecurve_products.text.huggingface.data.tokenized_source import TokenizedSource
 

@@ -18,12 +18,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.system import write_json
-from samecurve.core.system.cache import CHECKED, cache_entry, cache_key, check_once
-from samecurve.errors import RunError, UserError
-from samecurve.probe.progress import show_progress
-from samecurve.processes import Call, Process, child_environment, start, wait_for
-from samecurve.units import show_bytes, show_seconds
+from samecurve.core.system.cache import CHECKED, check_once
+from samecurve.seam import (
+    Call,
+    Process,
+    RunError,
+    UserError,
+    cache_entry,
+    cache_key,
+    child_environment,
+    show_bytes,
+    show_progress,
+    show_seconds,
+    start_process,
+    wait_for,
+    write_json,
+)
 from samecurve_products.text.huggingface.data import parts
 from samecurve_products.text.huggingface.data.document_columns import KINDS, Kind, Learns
 from samecurve_products.text.huggingface.data.lines import text_of
@@ -228,7 +238,7 @@ class _Tokenization:
         # there are several processes, so none needs threads
         environment = child_environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
         call = Call(parts.__name__, (str(self._work),), environment=environment)
-        running = [start(call, stdout=DEVNULL) for _ in range(count)]
+        running = [start_process(call, stdout=DEVNULL) for _ in range(count)]
         try:
             self._wait(running)
         finally:

@@ -12,10 +12,14 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from samecurve.core.system.cache import cache_entry, cache_key, stamp_file
-from samecurve.core.system.installation import install_command
-from samecurve.errors import UserError
-from samecurve.probe.progress import show_progress
+from samecurve.seam import (
+    UserError,
+    cache_entry,
+    cache_key,
+    install_command,
+    show_progress,
+    stamp_file,
+)
 from samecurve_products.text.huggingface.data.text_tokenizer import (
     END,
     MASK,
