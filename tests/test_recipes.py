@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tree / folder, ignore=unneeded)
     shutil.copy(ROOT / "pyproject.toml", tree)
     _apply(RECIPES[name], tree)
+    _install(tree)
     (check,) = _CHECK.findall(RECIPES[name])
     for line in check.splitlines():
         words = line.split()
@@ -73,6 +75,19 @@ def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
             text=True,
         )
         assert ended.returncode == 0, f"{line}\n{ended.stdout}\n{ended.stderr}"
+
+
+def _install(tree: Path) -> None:
+    """Leave the metadata that pip would leave, with the entry points of pyproject.toml."""
+    project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
+    info = tree / "src/samecurve-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: samecurve\nVersion: 0\n")
+    groups = [
+        "\n".join([f"[{group}]", *(f"{name} = {place}" for name, place in points.items())])
+        for group, points in {"console_scripts": {}, **project["entry-points"]}.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(groups))
 
 
 def new_files(recipe: str) -> list[tuple[str, str]]:
