@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any
 
-from samecurve.worker.jobs.check_job import reporter, try_collectives
+from samecurve_products.doctor.check_job import reporter, try_collectives
 
 STAGES = ("joining", "all-reduce", "broadcast", "all-gather", "DDP step")
 

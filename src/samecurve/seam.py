@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from samecurve.core.system.cache import stamp_file as stamp_file
     from samecurve.core.system.installation import checkout as checkout
     from samecurve.core.system.installation import install_command as install_command
-    from samecurve.core.system.redact import redact as redact
     from samecurve.data import IGNORED as IGNORED
     from samecurve.errors import InvalidConfigError as InvalidConfigError
     from samecurve.errors import RunError as RunError
@@ -96,6 +95,7 @@ if TYPE_CHECKING:
     from samecurve.units import show_bytes as show_bytes
     from samecurve.units import show_count as show_count
     from samecurve.units import show_seconds as show_seconds
+    from samecurve.units import show_time as show_time
     from samecurve.units import some as some
     from samecurve.worker import alone as alone
 
@@ -113,12 +113,12 @@ PLACES = {
     "show_bytes": "samecurve.units",
     "show_count": "samecurve.units",
     "show_seconds": "samecurve.units",
+    "show_time": "samecurve.units",
     "some": "samecurve.units",
     "echo": "samecurve.terminal",
     "printable": "samecurve.terminal",
     "Column": "samecurve.observe.text_table",
     "table_text": "samecurve.observe.text_table",
-    "redact": "samecurve.core.system.redact",
     # Verbs
     "ConfigVerb": "samecurve.cli.options",
     "PATH": "samecurve.cli.options",

@@ -4,7 +4,7 @@ import re
 
 import click
 
-from samecurve.cli.block_text import BlockText, sparkline
+from samecurve_products.page.block_text import BlockText, sparkline
 
 
 def test_text_of_a_terminal_and_of_a_pipe() -> None:

@@ -29,7 +29,6 @@ from samecurve.experiments.profile.profile_text import Profile
 from samecurve.experiments.profile.profile_text import as_json as profile_json
 from samecurve.run.describe import describe
 from samecurve.torch_engine.profiling.collective_bench import time_collective
-from samecurve.worker.jobs.collectives_job import bus_factor
 from samecurve_products.lab.bench import bench
 from samecurve_products.lab.bench.bench_collectives import (
     COLLECTIVES,
@@ -40,6 +39,7 @@ from samecurve_products.lab.bench.bench_collectives import (
 from samecurve_products.lab.bench.bench_page import bench_files
 from samecurve_products.lab.bench.bench_results import Bench, LayoutPlan, LayoutResult, row_of
 from samecurve_products.lab.bench.bench_text import as_json, line, notes, table
+from samecurve_products.lab.collectives_job import bus_factor
 from samecurve_products.report.bench_blocks import Row, bench_blocks
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool

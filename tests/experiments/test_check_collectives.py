@@ -26,7 +26,7 @@ from samecurve_products.doctor.collectives import (
 from samecurve_products.doctor.trial import Trials
 from warm_commands import template
 
-MODULES = ("torch", "torch._dynamo", "samecurve.worker.jobs.check_job", "check_ranks")
+MODULES = ("torch", "torch._dynamo", "samecurve_products.doctor.check_job", "check_ranks")
 PATH = os.pathsep.join([str(Path(samecurve.__file__).parents[1]), str(Path(__file__).parents[1])])
 CPU = tuple(Device(kind="cpu", index=index, name="CPU", memory=1 << 30) for index in range(3))
 GPUS = tuple(Device(kind="cuda", index=index, name="H200", memory=1 << 37) for index in range(4))

@@ -14,12 +14,12 @@ from commands import refused, samecurve
 from samecurve.core.config.document import dump_document, parse_document, read_document
 from samecurve.core.config.json_schema import json_schema
 from samecurve.errors import UserError
-from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks
 from samecurve_products.init.answers import Answers
 from samecurve_products.init.interview import NEEDED, interview, missing_flags
 from samecurve_products.init.new_files import schema_line, write_files
 from samecurve_products.init.planned import preset_document
+from samecurve_products.init.presets import all_presets
 
 ROOT = Path(__file__).parents[2]
 GIVEN = {

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from commands import refused, samecurve
-from samecurve.cli.block_text import BlockText
 from samecurve.core.config.sections import Config
 from samecurve.core.determinism.sample_keys import RowKeys
 from samecurve.core.planning.planner import plan as make_plan
@@ -27,6 +26,7 @@ from samecurve.data.feed import Feed
 from samecurve.tasks import open_task
 from samecurve.terminal import printable
 from samecurve.torch_engine.randomness.replaced_functions import keyed_trial
+from samecurve_products.page.block_text import BlockText
 from samecurve_products.page.data_show import data_blocks
 from samecurve_products.preview.open_data import Preview, preview
 from samecurve_products.preview.parts import Curves, Value

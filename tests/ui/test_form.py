@@ -21,8 +21,8 @@ from samecurve.core.config import flatten
 from samecurve.core.config.document import Document, dump_document, read_document
 from samecurve.core.config.loading import load_document
 from samecurve.errors import UserError
-from samecurve.run.new_config.presets import all_presets
 from samecurve.tasks import Tasks, built_in
+from samecurve_products.init.presets import all_presets
 from samecurve_products.page.form.fields import FormFields, form_fields
 from samecurve_products.page.form.plan_worker import PlanRefusedError, PlanWorker
 from samecurve_products.page.form.values import apply_values, read_values, shown_values

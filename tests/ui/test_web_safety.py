@@ -13,11 +13,11 @@ from urllib.parse import quote
 import pytest
 from serving import Served, make_run, planned, serving, step
 
-from samecurve.core.system.redact import HIDDEN, redact, redact_blocks
 from samecurve.errors import UserError
 from samecurve_products.page.guard import CSP, MOST_BODY
 from samecurve_products.page.hosts import check_host, host_name, own_names
 from samecurve_products.page.session import Session
+from samecurve_products.report.redact import HIDDEN, redact, redact_blocks
 
 ROUTES = ("/api/state", "/api/runs", "/api/machine", "/static/index.html", "/page/page.css", "/no")
 EVIL = "<script>alert(1)</script>"

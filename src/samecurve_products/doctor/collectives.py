@@ -12,12 +12,12 @@ from itertools import combinations
 
 from samecurve.seam import Device, counted, join_words, some
 from samecurve.units import show_rate
-from samecurve.worker.jobs.check_job import CollectiveTest
-from samecurve.worker.jobs.collectives_job import bus_factor
 from samecurve_products.doctor import Check, failed, passed, warned
+from samecurve_products.doctor.check_job import CollectiveTest
 from samecurve_products.doctor.trial import Trial, Trials
+from samecurve_products.lab.collectives_job import bus_factor
 
-JOB = "samecurve.worker.jobs.check_job:try_collectives"
+JOB = "samecurve_products.doctor.check_job:try_collectives"
 WITHOUT_PEERS = "NCCL_P2P_DISABLE"
 _BYTES = {"nccl": 64 << 20, "gloo": 4 << 20}  # of the whole array: enough to fill a link
 _TOLERANCE = 1e-10  # of gradients in f64, whose last digits follow the order of a sum

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from samecurve.core.system.redact import HIDDEN, names_secret
-from samecurve.seam import counted, redact
+from samecurve.seam import counted
 from samecurve_products.doctor import Check
+from samecurve_products.report.redact import HIDDEN, names_secret, redact
 
 _NAME_WIDTH = 17
 _INDENT = " " * 11

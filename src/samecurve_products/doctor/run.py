@@ -19,9 +19,9 @@ from samecurve_products.doctor.system import Host, check_system
 from samecurve_products.doctor.topology import check_topology, read_paths
 from samecurve_products.doctor.trial import Trial, Trials
 
-_DESCRIBE_TORCH = "samecurve.worker.jobs.check_job:describe_torch"
-_DESCRIBE_JAX = "samecurve.worker.jobs.check_job:describe_jax"
-_MODULES = ("torch", "torch.distributed", "samecurve.worker.jobs.check_job")
+_DESCRIBE_TORCH = "samecurve_products.doctor.check_job:describe_torch"
+_DESCRIBE_JAX = "samecurve_products.doctor.check_job:describe_jax"
+_MODULES = ("torch", "torch.distributed", "samecurve_products.doctor.check_job")
 _LIBRARY_LIMIT = 180.0  # seconds to import a library, which may come over a network
 _CONFIG = Path("models/tiny.yaml")  # the one that is quick anywhere
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samecurve.run.new_config.presets import all_presets
 from samecurve.seam import Devices, choose_devices, echo, probe
 from samecurve_products.init.answers import Answers
 from samecurve_products.init.new_files import (
@@ -15,6 +14,7 @@ from samecurve_products.init.new_files import (
     write_config,
 )
 from samecurve_products.init.planned import Planner
+from samecurve_products.init.presets import all_presets
 from samecurve_products.init.questions import Questions
 from samecurve_products.init.skeleton import make_skeleton
 

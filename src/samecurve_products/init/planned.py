@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any
 
 from samecurve.processes import ForkServer, fork_server
-from samecurve.run.new_config.presets import Preset
 from samecurve.run.warm_start import DESCRIBES
 from samecurve.seam import (
     Document,
@@ -26,6 +25,7 @@ from samecurve.seam import (
     parse_document,
     show_bytes,
 )
+from samecurve_products.init.presets import Preset
 
 Values = Mapping[str, tuple[Any, str]]  # key of the config -> its value, and the flag that sets it
 _NEEDS = {  # what a preset lacks -> the cause and the remedy

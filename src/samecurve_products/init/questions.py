@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from samecurve.core.config.loading import DEFAULT_TASK
-from samecurve.probe.detected import detected
-from samecurve.run.new_config.presets import Preset, all_presets
 from samecurve.seam import (
     Device,
     Devices,
@@ -27,6 +25,7 @@ from samecurve.seam import (
     suggest,
 )
 from samecurve_products.init.answers import Answers, Question, tell
+from samecurve_products.init.detected import detected
 from samecurve_products.init.planned import (
     Candidate,
     Planned,
@@ -35,6 +34,7 @@ from samecurve_products.init.planned import (
     Values,
     with_values,
 )
+from samecurve_products.init.presets import Preset, all_presets
 from samecurve_products.init.skeleton import check_new_file
 
 LAUNCHERS = ("samecurve", "torchrun")

@@ -15,7 +15,7 @@ from samecurve.seam import PATH, UserError, Verb, echo, keeping
 
 
 def _presets() -> list[str]:
-    from samecurve.run.new_config.presets import all_presets
+    from samecurve_products.init.presets import all_presets
 
     return list(all_presets())
 

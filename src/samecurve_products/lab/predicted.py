@@ -7,8 +7,7 @@ efficiency by number of devices.
 from collections.abc import Sequence
 
 from samecurve.core.planning.hardware import LinkSpec
-from samecurve.seam import Column, Plan, counted, show_bytes, show_count, table_text
-from samecurve.units import show_time
+from samecurve.seam import Column, Plan, counted, show_bytes, show_count, show_time, table_text
 from samecurve_products.lab.simulation.cluster import Cluster
 from samecurve_products.lab.simulation.collectives import Collective
 from samecurve_products.lab.simulation.forecast import Curve, StrategyForecast

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from samecurve import __version__
-from samecurve.seam import SamecurveError, printable, redact
+from samecurve.seam import SamecurveError, printable
 from samecurve_products.page import compare, run_routes
 from samecurve_products.page.answers import json_answer
 from samecurve_products.page.errors import RefusedError, entries, entry, shown_error, status_of
@@ -19,6 +19,7 @@ from samecurve_products.page.form.plan_worker import PlanRefusedError
 from samecurve_products.page.form_routes import form_routes
 from samecurve_products.page.site import Site
 from samecurve_products.page.static_files import own_file, shared_file
+from samecurve_products.report.redact import redact
 
 
 def make_app(site: Site) -> FastAPI:

@@ -11,9 +11,8 @@ from typing import TypedDict
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from samecurve.core.system.redact import redact_blocks
 from samecurve.processes import output_of
-from samecurve.seam import printable, python_module, redact, show_bytes
+from samecurve.seam import printable, python_module, show_bytes
 from samecurve_products.page.answers import json_answer
 from samecurve_products.page.errors import RefusedError
 from samecurve_products.page.indexer import journal_size
@@ -23,6 +22,7 @@ from samecurve_products.page.run_pages import picture_of
 from samecurve_products.page.site import Site
 from samecurve_products.report.blocks import Page
 from samecurve_products.report.compare_page import compare_page
+from samecurve_products.report.redact import redact, redact_blocks
 
 MOST_RUNS = 12
 _MOST_JOURNAL = 256 << 20  # bytes; the comparison holds both journals in memory

@@ -184,7 +184,7 @@ def show(
     if as_json:
         sys.stdout.write(json.dumps({"blocks": blocks}, allow_nan=False) + "\n")
         return
-    from samecurve.cli.block_text import BlockText
+    from samecurve_products.page.block_text import BlockText
 
     notes = [{"type": "text", "text": f"note   {note}"} for note in loaded.notes]
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from samecurve.probe import cpu_cores, cpu_name, host_memory
-from samecurve.probe.detected import detected
 from samecurve.probe.links import Links, find_links
 from samecurve.probe.sensors import Sensors
 from samecurve.seam import Machine, UserError, probe
+from samecurve_products.init.detected import detected
 from samecurve_products.page.plan_file import PlanFile
 
 _MOST = 64  # devices of a run

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from samecurve.seam import InvalidConfigError, SamecurveError, UserError, printable, redact
+from samecurve.seam import InvalidConfigError, SamecurveError, UserError, printable
+from samecurve_products.report.redact import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from starlette.responses import Response
 
-from samecurve.core.system.redact import redact_blocks
 from samecurve.seam import Call, signal_group, start_process, wait_for
 from samecurve_products.page.answers import json_answer, json_body
 from samecurve_products.page.errors import RefusedError, shown_error
 from samecurve_products.page.form.plan_worker import PlanRefusedError
 from samecurve_products.page.jobs.desk import Desk
+from samecurve_products.report.redact import redact_blocks
 
 Body = Annotated[dict[str, Any], Depends(json_body)]
 _SENT = ("base", "values", "name")  # what a request about a draft may have

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
-from samecurve.seam import printable, redact, regular_only
+from samecurve.seam import printable, regular_only
 from samecurve_products.page.errors import RefusedError
+from samecurve_products.report.redact import redact
 
 LINES = 200  # of an answer
 _TAIL = 1 << 18  # bytes that are read for the last lines

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from samecurve.core.system.redact import redact_blocks
 from samecurve.seam import printable, read_file_bytes, show_bytes
 from samecurve_products.page.devices import DeviceNow, Devices
 from samecurve_products.page.roots import Root
@@ -23,6 +22,7 @@ from samecurve_products.report.blocks import (
     table,
     text,
 )
+from samecurve_products.report.redact import redact_blocks
 
 _BENCH = "bench.json"
 _DEPTH = 4  # directories below a root in which results of bench are looked for

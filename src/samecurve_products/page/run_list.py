@@ -14,11 +14,12 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from samecurve.seam import printable, read_file_bytes, redact
+from samecurve.seam import printable, read_file_bytes
 from samecurve_products.page.journal_tail import Tail, read_tail
 from samecurve_products.page.lock_file import holds_lock, read_holder
 from samecurve_products.page.plan_file import PlanFile, read_plan_file
 from samecurve_products.page.roots import ListedRun
+from samecurve_products.report.redact import redact
 
 State = Literal[
     "running", "starting", "finished", "failed", "stopped", "interrupted", "not started"

@@ -16,7 +16,6 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from samecurve.core.system.redact import redact_blocks
 from samecurve.seam import SamecurveError, is_live, printable
 from samecurve_products.page.actions import possible
 from samecurve_products.page.answers import json_text
@@ -30,6 +29,7 @@ from samecurve_products.report.columns import columns_of
 from samecurve_products.report.journal_reader import JournalReader
 from samecurve_products.report.reading import read_run
 from samecurve_products.report.record import RunRecord
+from samecurve_products.report.redact import redact_blocks
 from samecurve_products.report.run_page import chart_blocks, head_blocks, static_blocks
 
 _KEPT = 8  # runs

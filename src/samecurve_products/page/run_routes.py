@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI
 from starlette.responses import Response
 
-from samecurve.core.system.redact import redact_blocks
 from samecurve.observe.pictures import png
 from samecurve.seam import is_live
 from samecurve_products.page import actions
@@ -16,6 +15,7 @@ from samecurve_products.page.jobs.desk import JobCommand
 from samecurve_products.page.kill import kill
 from samecurve_products.page.logs import log_files, read_log
 from samecurve_products.page.site import Site
+from samecurve_products.report.redact import redact_blocks
 
 Body = Annotated[dict[str, Any], Depends(json_body)]
 _MOST_SEARCH = 200  # characters

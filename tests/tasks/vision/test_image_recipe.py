@@ -9,9 +9,9 @@ from class_pictures import make_folder
 
 from one_curve import check_one_curve
 from samecurve.core.determinism.data_order import Order, permute
-from samecurve.core.sample_pairs import paired_ids, positions_of
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.tasks import open_task
+from samecurve_products.pictures.sample_pairs import paired_ids, positions_of
 from samecurve_products.pictures.vision.augment_section import Augment
 from samecurve_products.pictures.vision.data.augmentation import ArrayViews, with_recipe
 from samecurve_products.pictures.vision.data.image_sets import ImageRows

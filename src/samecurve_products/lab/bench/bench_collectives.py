@@ -38,8 +38,8 @@ from samecurve.seam import (
     table_text,
 )
 from samecurve.units import show_rate
-from samecurve.worker.jobs.collectives_job import CollectiveJob, bus_factor, time_rank
 from samecurve_products.lab.bench.bench_text import dump_json
+from samecurve_products.lab.collectives_job import CollectiveJob, bus_factor, time_rank
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 SIZES = tuple(4096 << power for power in range(0, 17, 2))  # 4 KiB to 256 MiB

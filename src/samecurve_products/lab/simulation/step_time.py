@@ -9,8 +9,7 @@ from samecurve.core.feature_list import why_twice
 from samecurve.core.planning.hardware import ASSUMED_MFU
 from samecurve.core.planning.memory import memory_options
 from samecurve.core.planning.optimizer import itemsize, optimizer_state
-from samecurve.seam import Config, Facts, Plan, counted, show_bytes, show_count
-from samecurve.units import show_time
+from samecurve.seam import Config, Facts, Plan, counted, show_bytes, show_count, show_time
 from samecurve_products.lab.simulation.cluster import Cluster
 from samecurve_products.lab.simulation.collectives import Traffic, traffic
 

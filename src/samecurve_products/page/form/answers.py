@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from samecurve.features.balance import balance_of
-from samecurve.probe.detected import detected
 from samecurve.processes import ForkServer
 from samecurve.run.warm_start import DESCRIBES
 from samecurve.seam import (
@@ -22,6 +21,7 @@ from samecurve.seam import (
     probe,
     strategies_of,
 )
+from samecurve_products.init.detected import detected
 from samecurve_products.page.form.bases import BaseName, Bases
 from samecurve_products.page.form.draft import Draft, each, error_json, make_draft
 from samecurve_products.page.form.fields import table

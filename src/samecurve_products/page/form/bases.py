@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from samecurve.run.new_config.presets import all_presets
 from samecurve.seam import Config, Document, Run, Tasks, UserError, parse_document, read_document
 from samecurve.tasks.user_class import find_pickled_class
+from samecurve_products.init.presets import all_presets
 from samecurve_products.page.form.places import Roots
 from samecurve_products.page.roots import Catalogue, ListedRun, Root, opaque_id
 

@@ -18,8 +18,16 @@ from samecurve.core.planning.planner import plan
 from samecurve.core.strategies import STRATEGIES
 from samecurve.features.balance import balance_of
 from samecurve.observe.plan_text import strategy_text
-from samecurve.seam import Config, Facts, Machine, Plan, UserError, show_bytes, show_count
-from samecurve.units import show_time
+from samecurve.seam import (
+    Config,
+    Facts,
+    Machine,
+    Plan,
+    UserError,
+    show_bytes,
+    show_count,
+    show_time,
+)
 from samecurve_products.lab.simulation.cluster import Cluster
 from samecurve_products.lab.simulation.forecast import check_predictable, plan_on_cluster
 from samecurve_products.lab.simulation.step_time import ASSUMED, step_cost

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.sample_pairs import paired_ids
 from samecurve.seam import Ids
+from samecurve_products.pictures.sample_pairs import paired_ids
 from samecurve_products.pictures.vision.augment_section import Augment
 from samecurve_products.pictures.vision.data.operations import change_colors, random_operations
 from samecurve_products.pictures.vision.data.views import (

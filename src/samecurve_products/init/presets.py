@@ -33,7 +33,7 @@ def all_presets() -> Mapping[str, Preset]:
     keys that it needs.
     """
     presets = {}
-    folder = files("samecurve.run.new_config") / "presets"
+    folder = files("samecurve_products.init") / "presets"
     names = [file for file in folder.iterdir() if file.name.endswith(".yaml")]
     for file in sorted(names, key=lambda file: int(file.name.partition("-")[0])):
         text = file.read_text(encoding="utf-8")

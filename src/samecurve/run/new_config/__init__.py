@@ -1,1 +1,0 @@
-"""Configs for new runs: the presets to begin from."""
