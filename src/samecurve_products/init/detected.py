@@ -1,7 +1,6 @@
 """The sentence that says which GPUs this machine has."""
 
-from samecurve.core.planning.machine import Machine
-from samecurve.units import counted
+from samecurve.seam import Machine, counted
 
 
 def detected(machine: Machine) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from samecurve.core.config.document import parse_document
+from samecurve.seam import parse_document
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from samecurve.terminal import printable, width_of, wrapped
+from samecurve.seam import printable
+from samecurve.terminal import width_of, wrapped
 
 # Any: blocks are JSON, of many forms
 Block = Mapping[str, Any]
@@ -70,7 +71,7 @@ class BlockText:
         )
 
     def _table(self, block: Block) -> str:
-        from samecurve.observe.text_table import Column, table_text
+        from samecurve.seam import Column, table_text
 
         rows = [[_cell(cell) for cell in row] for row in block["rows"]]
         columns = [Column(_cell(cell)) for cell in block["head"]]

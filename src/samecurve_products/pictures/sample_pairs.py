@@ -7,8 +7,9 @@ so devices and microbatches have no say. Neighbours of a stream are nearly alway
 import numpy as np
 from numpy.typing import NDArray
 
-from samecurve.core.determinism.data_order import Ids, permute, round_keys
+from samecurve.core.determinism.data_order import permute, round_keys
 from samecurve.core.determinism.sample_keys import mix
+from samecurve.seam import Ids
 
 
 def paired_ids(ids: Ids, size: int, seed: int, epoch: int) -> Ids:
