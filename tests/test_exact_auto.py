@@ -79,7 +79,7 @@ def test_auto_gives_one_hash_and_a_resume_keeps_it(
     assert read_manifest(saved)["fixed"]["exact"]
     # cores that fsdp leaves idle, and what its cost is now foreseen to be, no longer matter
     moved = train("moved", 2, values(corpus, "cpu:2", "fsdp"), resume=saved)
-    assert "as this run began" in moved.plan.reasons["exact_auto"]
+    assert "kept from the run's start" in moved.plan.reasons["exact_auto"]
     assert moved.hashes[6] == one.hashes[6]
     ordinary = train("ordinary", 2, values(corpus, "cpu:2", exact=False))
     assert not ordinary.hashes

@@ -313,7 +313,9 @@ def to_compare(line: Line, text: str) -> list[str]:
         return []  # refused, or failed, by its ranks
     first = [number for number, each in enumerate(shown) if not each.startswith(OF_PLAN)]
     head = shown[: first[0]] if first else shown
-    if any(each.startswith("resume ") for each in shown) or "(as this run began)" in str(shown):
+    if any(each.startswith("resume ") for each in shown) or "(kept from the run's start)" in str(
+        shown
+    ):
         return [each for each in head if each.startswith("plan ")]
     return head
 

@@ -280,7 +280,7 @@ def test_a_run_on_gpus_keeps_what_an_earlier_version_chose() -> None:
     for fixed in (first.fixed, plan(config(), CPUS, FACTS).fixed):
         later = plan(asked, GPUS, FACTS, fixed)
         assert (later.same_bits, later.batch.micro_batch_size) == (True, 8)
-        assert "as this run began" in later.reasons["exact_auto"]
+        assert "kept from the run's start" in later.reasons["exact_auto"]
     on_cpus = plan(config(), CPUS, FACTS, plan(asked, GPUS, FACTS).fixed)
     assert not on_cpus.same_bits
 

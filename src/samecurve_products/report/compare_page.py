@@ -22,7 +22,7 @@ from samecurve_products.report.words import show_value, summary_rows
 
 _DASH = "\N{EN DASH}"
 _TITLES = {
-    "config": "What was asked for otherwise",
+    "config": "Settings that differ",
     "plan": "What the plans made of it",
     "environment": "What they ran in",
 }

@@ -154,8 +154,8 @@ def _why_batch(section: Batch, fixed_size: int | None, num_devices: int) -> str:
         section.samples or (section.per_device or 0) * (section.accumulate or 1) * num_devices
     )
     if in_config == fixed_size:
-        return "as this run began"
-    return f"as this run began (the config's {in_config} would need --new-batch)"
+        return "kept from the run's start"
+    return f"kept from the run's start (the config's {in_config} would need --new-batch)"
 
 
 def check_count(split: BatchSplit) -> None:

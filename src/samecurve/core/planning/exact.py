@@ -81,7 +81,7 @@ def _choose(config: Config, machine: Machine, facts: Facts, fixed: Fixed | None)
     0 devices: it is not exact, and why.
     """
     if fixed is not None:
-        return _most_devices(config) if fixed.same_bits else 0, "as this run began"
+        return _most_devices(config) if fixed.same_bits else 0, "kept from the run's start"
     devices = choose_devices(config.devices, config.engine, machine).value
     if hindrance := _hindrance(config, facts, devices[0].kind):
         return 0, hindrance

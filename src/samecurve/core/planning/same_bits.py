@@ -150,14 +150,14 @@ class SameBits:
                 "batch.accumulate",
             )
         if fixed and fixed.global_batch_size:
-            global_batch_size, why_batch = fixed.global_batch_size, "as this run began"
+            global_batch_size, why_batch = fixed.global_batch_size, "kept from the run's start"
         elif section.samples:
             global_batch_size, why_batch = section.samples, "batch.samples, whatever the devices"
         else:
             global_batch_size = (section.per_device or 0) * (section.accumulate or 1) * num_devices
             why_batch = "as given per device: it grows with the devices"
         if fixed:
-            micro, why_micro = fixed.micro_batch_size, "as this run began (train.exact)"
+            micro, why_micro = fixed.micro_batch_size, "kept from the run's start (train.exact)"
         else:
             micro, why_micro = self._microbatch(global_batch_size)
         split = BatchSplit(
@@ -269,7 +269,7 @@ class SameBits:
                     " and train.exact keeps them"
                 )
                 warnings = (warning,)
-            return Decision(fixed.threads, {"threads": "as this run began"}, warnings)
+            return Decision(fixed.threads, {"threads": "kept from the run's start"}, warnings)
         if asked:
             return Decision(asked, {"threads": "devices.threads"})
         if machine.threads:

@@ -103,8 +103,9 @@ def _largest_group(facts: Facts) -> int:
 
 
 def gathered_wide(options: MemoryOptions, facts: Facts, layout: Layout) -> MemoryTerm | None:
-    """What sharded weights take more in f32 than in two bytes, since the tree's gradients ask that
-    they are gathered as they are, and autocast rounds them; None: they are no wider.
+    """Extra bytes of gathered weights in f32 beside two bytes a weight. None where there are none.
+
+    The tree's gradients need weights that are gathered as they are; autocast then rounds them.
     """
     width, narrow = options.itemsize, autocast_itemsize(options.precision)
     if not layout.is_sharded_by_block or narrow == width:

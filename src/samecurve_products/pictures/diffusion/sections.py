@@ -233,8 +233,8 @@ class DiffusionData(DataSection):
     variants: Annotated[int, Field(gt=0, le=1000)] = Field(
         1,
         description=(
-            "of a model of latents: crops, flips and shuffled captions of each picture that are"
-            " encoded and kept; the picture's reading n trains on number n mod variants"
+            "of a model of latents: how many crops, flips and shuffled captions of a picture are"
+            " encoded and kept; epochs use them in turn"
         ),
     )
     captions: Captions = Field(
