@@ -61,7 +61,7 @@ LONE = """
 import sys
 from pathlib import Path
 from samecurve.watch import HangLimit
-from samecurve.watch.watch_process import watched_from_outside
+from samecurve.watch import watched_from_outside
 from samecurve.observe import Heartbeat
 from samecurve.run.directory import Run
 from samecurve.watch import announce

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from samecurve.core.events import Event
-from samecurve.observe.sensors import IdleDevices, load_line
+from samecurve.launch.monitors import IdleDevices
+from samecurve.observe.event_lines import load_line
 
 
 def reported(*readings: tuple[float, Sequence[float | None]]) -> list[tuple[float, list[int]]]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from samecurve.torch_engine.bit_sums import BitSums
+from samecurve.features.guard.weights import BitSums
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 bit_sum = BitSums().of

@@ -15,8 +15,7 @@ from typing import Any
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.console import PlainView
-from samecurve.observe.event_lines import Pace, step_parts
-from samecurve.observe.sensors import load_line
+from samecurve.observe.event_lines import Pace, load_line, step_parts
 from samecurve.terminal import printable
 
 _SECONDS = 0.5  # between two updates

@@ -40,8 +40,7 @@ from samecurve.run.preconditions import remove_refused
 from samecurve.run.resume import Options
 from samecurve.run.start_files import PreparedRun
 from samecurve.terminal import echo
-from samecurve.watch import HangLimit
-from samecurve.watch.watch_process import watched_from_outside
+from samecurve.watch import HangLimit, watched_from_outside
 from samecurve.worker import is_first, is_first_of_host, leave_seconds
 from samecurve.worker.meeting import Meeting, hear, rendezvous_of
 from samecurve.worker.rank_main import run_rank, run_rank_with_note

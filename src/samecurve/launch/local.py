@@ -232,7 +232,7 @@ def _train_in_place(prepared: PreparedRun, limit: HangLimit) -> SamecurveError |
 
     limit: how long the run may be silent
     """
-    from samecurve.watch.watch_process import watched_from_outside
+    from samecurve.watch import watched_from_outside
     from samecurve.worker.rank_main import run_rank
 
     run = prepared.run

@@ -1,18 +1,24 @@
-"""Readers beside a run: sensors in a thread of the launcher, and trackers in their processes."""
+"""Readers beside a run: sensors in a thread of the launcher, and trackers in their processes.
+
+The thread writes a `sensors` event every few seconds, and a warning if a device is idle or has a
+fault. A failed reading has no values; it neither slows a step nor ends the run.
+"""
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from samecurve.core.config.sections import Track
 from samecurve.core.determinism.microbatches import split_batch
+from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import SamecurveError
-from samecurve.observe import follow
-from samecurve.observe.sensors import IDLE_SECONDS, record_sensors
+from samecurve.observe import append_event, follow, read_beat
 from samecurve.probe.sensors import Sensors
 from samecurve.run.directory import Run
 from samecurve.run.preconditions import trackers_wanted
@@ -24,6 +30,12 @@ if TYPE_CHECKING:
 
 _KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"  # Trainer sets it where progress is reported to it
 DRAIN = 120.0  # seconds for a tracker to take the rest: an upload may be slow
+IDLE_SECONDS = 60.0  # seconds
+_IDLE = 0.05  # utilisation below which a device is idle
+_BUSY = 0.15  # utilisation from which a device works
+_LAST_READING = 2.0  # seconds to wait for a reading: a driver may hang
+
+Values = Sequence[float | None]
 
 
 def done_line(prepared: PreparedRun) -> str:
@@ -190,3 +202,84 @@ def catch_up(run: Run, track: Track) -> list[str]:
         for event in follow(run.journal, ended, before)
         if event.kind == "warned"
     ]
+
+
+class IdleDevices:
+    """Find devices that are idle for `patience` seconds while another device works.
+
+    Each device is reported once, and again only after it has worked.
+    """
+
+    def __init__(self, patience: float = IDLE_SECONDS) -> None:
+        self._patience = patience
+        self._idle_since: dict[int, float] = {}
+        self._reported: set[int] = set()
+
+    def add(self, at: float, utilisation: Values) -> list[int]:
+        """The devices to report now.
+
+        at: seconds
+        utilisation: of each device; None: unknown, neither idle nor busy
+        """
+        known = {device: value for device, value in enumerate(utilisation) if value is not None}
+        idle = {device for device, value in known.items() if value < _IDLE}
+        self._reported -= known.keys() - idle
+        if any(value >= _BUSY for value in known.values()):
+            self._idle_since = {device: self._idle_since.get(device, at) for device in idle}
+        else:
+            self._idle_since = {}
+        newly = [
+            device
+            for device, since in self._idle_since.items()
+            if at - since >= self._patience and device not in self._reported
+        ]
+        self._reported.update(newly)
+        return newly
+
+
+@contextmanager
+def record_sensors(
+    read: Callable[[], dict[str, Any]],
+    warning: Callable[[Sequence[int]], str],
+    new_faults: Callable[[], Sequence[str]],
+    *,
+    heartbeat: Path,
+    journal: Path,
+    interval: float,
+    patience: float = IDLE_SECONDS,
+) -> Iterator[None]:
+    """Append readings to the journal until the block ends.
+
+    read: returns the values of a `sensors` event
+    warning: makes the text of a warning about idle devices
+    new_faults: texts on what has gone wrong with devices since the last reading
+    heartbeat: the first rank's; devices are judged only while this rank trains
+    interval: seconds between readings
+    """
+    stop = threading.Event()
+
+    def work() -> None:
+        idle_devices = IdleDevices(patience)
+        while not stop.wait(interval):
+            values = read()
+            beat = read_beat(heartbeat)
+            if beat is None or beat.activity in {"start", "end"} or stop.is_set():
+                continue
+            utilisation: Values = ()
+            if beat.activity == "step":  # in other activities a device may be idle
+                utilisation = values.get("utilisation_by_device", ())
+            texts = list(new_faults())
+            if idle := idle_devices.add(time.monotonic(), utilisation):
+                texts.append(warning(idle))
+            with suppress(OSError):  # a full disk: the journal's own writer ends the run
+                append_event(journal, Event("sensors", beat.step, values))
+                for text in texts:
+                    append_event(journal, Event("warned", beat.step, {"text": text}))
+
+    thread = threading.Thread(target=work, name="sensors", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_LAST_READING)

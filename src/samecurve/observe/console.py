@@ -21,8 +21,14 @@ from rich.text import Text
 from samecurve.core.events import Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe import follow, line_of
-from samecurve.observe.event_lines import MEAN, Pace, console_lines, join_parts, step_parts
-from samecurve.observe.sensors import load_line
+from samecurve.observe.event_lines import (
+    MEAN,
+    Pace,
+    console_lines,
+    join_parts,
+    load_line,
+    step_parts,
+)
 from samecurve.terminal import cut_line, printable, width_of, wrapped
 
 _AT_LEAST_EVERY = 30.0  # seconds between lines of a kind

@@ -1,5 +1,6 @@
 """A run's events as sentences with numbers, one line each, for the console and other readers."""
 
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,6 @@ from typing import Any
 from samecurve.core.events import BESIDE_METRICS, Event
 from samecurve.core.planning.plan import Plan
 from samecurve.observe.plan_text import banner
-from samecurve.observe.sensors import load_line
 from samecurve.units import counted, show_bytes, show_count, show_seconds
 
 _SLOW_START = 30.0  # seconds
@@ -253,3 +253,30 @@ def _memory(event: Event) -> str:
         return f"memory {measured} a device at most; the plan had no estimate of activations"
     share = max(peaks) / estimate
     return f"memory {measured} a device at most of {show_bytes(estimate)} estimated ({share:.0%})"
+
+
+def load_line(event: Event) -> str:
+    """A line for all devices: lowest, mean and highest value if they differ."""
+    values = event.values
+    memory_bytes = values.get("memory_bytes_by_device") or values.get("memory_bytes_by_process")
+    parts = {
+        "use": _spread(values.get("utilisation_by_device"), lambda value: f"{value:.0%}"),
+        "mem": _spread(memory_bytes, show_bytes),
+        "power": _spread(values.get("power_watts_by_device"), lambda value: f"{value:.0f} W"),
+        "temp": _spread(values.get("celsius_by_device"), lambda value: f"{value:.0f} C"),
+        "cores": _spread(values.get("cores_by_process"), lambda value: f"{value:.1f}"),
+        "host": _spread([values.get("host_utilisation")], lambda value: f"{value:.0%}"),
+    }
+    shown = [f"{name} {text}" for name, text in parts.items() if text]
+    return "  ".join([f"load   step {event.step}", *shown])
+
+
+def _spread(values: Sequence[float | None] | None, show: Callable[[float], str]) -> str:
+    """The text '97%', or '0% .. 24% .. 97%' and the number of devices; '': nothing is known."""
+    known = [value for value in values or () if value is not None]
+    if not known:
+        return ""
+    low, mean, high = (show(value) for value in (min(known), sum(known) / len(known), max(known)))
+    if low == mean == high:
+        return high
+    return f"{low} .. {mean} .. {high}"

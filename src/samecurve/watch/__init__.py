@@ -9,6 +9,10 @@ its lock. It does not look at other threads: their frames may be freed while the
 ends the process (SIGSEGV). The stacks of all threads, and the record of collectives, are written by
 a thread that the same signal wakes and that holds the interpreter's lock, so the rank answers while
 its main thread waits inside a library.
+
+A process of its own watches ranks without a launcher beside them, since a thread of the rank can't
+look while the rank holds the interpreter's lock. It tells the rank's process of a hang, and kills
+the process if it does not answer. It ends when its standard input does.
 """
 
 import faulthandler
@@ -19,13 +23,16 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import TextIO
 
 import psutil
 
 from samecurve.core.system import read_file_bytes, write_json
+from samecurve.errors import RunError
+from samecurve.processes import OUTLIVES, Call, Process, start_process
 
 # seconds by which two processes may differ on when a third began: the kernel's time of boot is
 # rounded, and corrected
@@ -143,3 +150,65 @@ def _answer(woken: int, stacks: TextIO, path: Path) -> None:
 
             with suppress(OSError):  # a full disk: the stacks say something too
                 record(str(path))
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The process that is watched, and its run."""
+
+    journal: str
+    logs: str
+    process: int  # id of the process that started the watch process
+    world_size: int
+    limit: HangLimit
+
+
+@contextmanager
+def watched_from_outside(
+    journal: Path, logs: Path, *, world_size: int, limit: HangLimit
+) -> Iterator[None]:
+    """While the block runs, another process watches the ranks of this host.
+
+    journal, logs: of the run. A hang is written there, and this process ends.
+    """
+    if not limit.floor:
+        yield
+        return
+    watched = Watched(str(journal.absolute()), str(logs.absolute()), os.getpid(), world_size, limit)
+    # in the terminal's process group: Ctrl-Z stops both
+    call = Call("samecurve.watch.watch_process", (json.dumps(asdict(watched)),), ended_by=OUTLIVES)
+    process = start_process(call, stdin=PIPE, stdout=PIPE)
+    thread = threading.Thread(
+        target=_end_on_hang, args=(process, watched), name="hangs", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        with suppress(OSError):
+            process.stdin.close()
+        process.wait()
+        thread.join()
+
+
+def _end_on_hang(process: Process, watched: Watched) -> None:
+    """Wait for the watch process to tell of a hang; then end this process."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdout as output:
+        line = output.readline()
+    if line:
+        process.stdin.close()  # the answer
+        error = RunError(**json.loads(line))
+        say(watched, error)
+        os._exit(error.exit_code)
+
+
+def say(watched: Watched, error: RunError) -> None:
+    """Write the error into the run's journal and on the screen."""
+    from samecurve.observe.failed_event import record_failure
+
+    record_failure(Path(watched.journal), Path(watched.logs), error)
+    with suppress(OSError):
+        os.write(2, f"error: {error}\n".encode())

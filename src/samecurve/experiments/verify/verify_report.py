@@ -16,8 +16,8 @@ from samecurve.units import show_seconds
 
 # a limit of comparisons over a few steps, and its remedy
 _ROUNDING = (
-    "note   in f32 and below, layouts differ in the last digits, and long training makes that more:"
-    f" {ASK_SAME_BITS} keeps every bit equal (docs/guarantees.md#why)"
+    "note   in f32 and below, layouts differ in the last digits, more after long training:"
+    f" {ASK_SAME_BITS} keeps every bit (docs/guarantees.md#why)"
 )
 
 

@@ -1,7 +1,7 @@
 """The comparison in engine torch: the bits of what several ranks, or devices of one process, hold
 alike: parameters, frozen ones too, buffers, the moving average and the optimizer's state.
 
-Each array is hashed on its device (bit_sums.py), and all ranks add up one small table. A step
+Each array is hashed on its device (BitSums), and all ranks add up one small table. A step
 between two comparisons has no part in it.
 """
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from samecurve.features.check_replicas.verdict import ReplicaHashes, check_alike
-from samecurve.torch_engine.bit_sums import BitSums
+from samecurve.features.guard.weights import BitSums
 from samecurve.torch_engine.checkpoint import Entry, named_entries
 from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.step import EngineSetup, State

@@ -27,7 +27,7 @@ from samecurve.features.guard.verdict import (
     hosts_of_devices,
     judge,
 )
-from samecurve.torch_engine.bit_sums import BitSums
+from samecurve.features.guard.weights import BitSums
 from samecurve.torch_engine.precision import in_precision, on_device
 from samecurve.torch_engine.process_group import texts_of_all
 from samecurve.torch_engine.step.training_step import TrainingStep

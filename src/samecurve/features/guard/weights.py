@@ -9,6 +9,9 @@ A view shows a weight while both lie in one memory. Shards, or another number fo
 other memory: then a view that was kept since model() holds the first values, and a loss that reads
 it is wrong from the first update on. What a forward pass makes anew is no such view: torch's old
 spectral norm keeps one until its layer is first used.
+
+The hash of an array: its bits, as integers, are multiplied by odd factors that follow from their
+places, and added up modulo 2^64. So 8 bytes an array leave a device.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +23,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samecurve.core.planning.plan import Plan
 from samecurve.errors import UserError
-from samecurve.torch_engine.bit_sums import BitSums
 from samecurve.torch_engine.model.model_builder import FirstMemory
 from samecurve.torch_engine.optimizers import local_view
 from samecurve.torch_engine.step import EngineSetup, Update
@@ -29,7 +31,12 @@ from samecurve.torch_engine.users_code import place_of_method
 from samecurve.torch_engine.users_code.holders import holders, names_in, tensors_within
 
 VERSION = attrgetter("_version")
-_CHUNK = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
+_FEW = 1 << 12  # of weights that are hashed at once: the trials' memory is counted
+_CHUNK = 1 << 14  # numbers that a CPU hashes at once: they stay in its cache
+_LARGE_CHUNK = 1 << 22  # those that other devices do
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
+_FIRST = 0x9E3779B97F4A7C15 - (1 << 64)  # odd factors of 64 bits, as signed numbers
+_SECOND = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MOST_HASHED = 1 << 14  # numbers hashed of a weight: all of a large model take a step's time
 _DEPTH = 2  # of lists and dicts within an attribute that may keep a view
 
@@ -59,7 +66,7 @@ class Bits(Versions):
     """The bits of some numbers of named tensors; of shards, of this process's own."""
 
     def _read(self) -> list[int]:
-        bit_sums = BitSums(_CHUNK)
+        bit_sums = BitSums(_FEW)
         sums = [bit_sums.of(_spread(local_view(tensor.detach()))) for tensor in self.tensors]
         return [int(one) for one in torch.stack([one.cpu() for one in sums])] if sums else []
 
@@ -169,3 +176,40 @@ def _cause_and_remedy(path: str, name: str, plan: Plan) -> tuple[str, str]:
         " lies in other memory, and the view keeps the first values",
         f"make the view where it is used: in forward(), or in the loss{other}",
     )
+
+
+class BitSums:
+    """Hashes of arrays' bits. Keeps the factors, which are the same for all arrays of a device.
+
+    chunk: numbers that a CPU hashes at once; fewer take less memory, and another hash
+    """
+
+    def __init__(self, chunk: int = _CHUNK) -> None:
+        self._chunk = chunk
+        self._factors: dict[torch.device, torch.Tensor] = {}
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """The hash of an array; int64, on its device. It differs if a single number differs."""
+        device = values.device
+        chunk = self._chunk if device.type == "cpu" else _LARGE_CHUNK
+        flat = values.detach().reshape(-1)
+        bits = flat.view(_INTEGERS[flat.element_size()])
+        factors = self._factors_of(min(len(bits), chunk), device)
+        total = torch.zeros((), dtype=torch.int64, device=device)
+        for part in torch.split(bits, chunk):
+            total = total * _FIRST + (part * factors[: len(part)]).sum()
+        return total
+
+    def _factors_of(self, count: int, device: torch.device) -> torch.Tensor:
+        """At least `count` factors: no more memory than the largest array so far needs."""
+        if device not in self._factors or len(self._factors[device]) < count:
+            self._factors.pop(device, None)
+            self._factors[device] = _factors(count, device)
+        return self._factors[device]
+
+
+def _factors(count: int, device: torch.device) -> torch.Tensor:
+    """Odd numbers that look like random ones, each a function of its place."""
+    mixed = torch.arange(1, count + 1, device=device).mul_(_FIRST)
+    mixed.bitwise_xor_(mixed >> 32).mul_(_SECOND)
+    return mixed.bitwise_xor_(mixed >> 29).bitwise_or_(1)
