@@ -1,5 +1,6 @@
 """A class as other processes find it: by its file, by its module's name, or kept as it is."""
 
+import io
 import json
 import os
 import subprocess
@@ -213,3 +214,19 @@ def test_the_header_can_be_read_by_anybody(session: dict[str, Any], tmp_path: Pa
     assert (values["name"], values["origin"], values["declares"]) == ("Task", "<stdin>", False)
     with pytest.raises(UserError, match="No such file"):
         read_header(tmp_path / "gone" / TASK_PICKLE)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("samecurve.core.determinism.mean", "Mean"),
+        ("samecurve.core.config.section", "Section"),
+        ("samecurve.core.weights.initial_values", "Initial"),
+        ("samecurve.tasks.language.sections", "LanguageData"),
+        ("samecurve.core.planning.plan", "Plan"),
+    ],
+)
+def test_a_pickle_of_an_earlier_version_finds_what_has_moved(module: str, name: str) -> None:
+    stream = io.BytesIO(f"c{module}\n{name}\n.".encode())
+    found = pickled_class._Unpickler(stream, "session").load()
+    assert found.__name__ == name

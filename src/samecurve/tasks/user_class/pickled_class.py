@@ -24,6 +24,17 @@ from samecurve.errors import UserError
 FOR_LAUNCHER = ("Model", "Data", "data_stamp", "plain_data")  # what the launcher asks a class for
 _MOST_HEADER = 1 << 26  # bytes
 OWN_FILE = "give the class a file of its own, and import it: from my_task import MyTask"
+# modules and rooms that have moved: the old name -> the new one
+_MOVED = {
+    "samecurve.core.config.section": "samecurve.core.config",
+    "samecurve.core.determinism.mean": "samecurve.core.determinism",
+    "samecurve.core.weights.initial_values": "samecurve.core.protocols",
+    "samecurve.tasks.diffusion": "samecurve_products.pictures.diffusion",
+    "samecurve.tasks.huggingface": "samecurve_products.text.huggingface",
+    "samecurve.tasks.language": "samecurve_products.text.language",
+    "samecurve.tasks.timeseries": "samecurve_products.sensors",
+    "samecurve.tasks.vision": "samecurve_products.pictures.vision",
+}
 
 
 @dataclass(frozen=True)
@@ -109,12 +120,24 @@ def load_pickled(path: Path) -> type:
     return task_class
 
 
+def moved(module: str) -> str:
+    """The present name of a module of ours that a pickle of an earlier version may name."""
+    for old, new in _MOVED.items():
+        if module == old or module.startswith(f"{old}."):
+            return new + module.removeprefix(old)
+    return module
+
+
 class _Unpickler(pickle.Unpickler):
     """A reader of what class_pickler.py wrote, into modules of this name."""
 
     def __init__(self, file: io.BytesIO, name: str) -> None:
         super().__init__(file)
         self.modules = [ModuleType(name)]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class or function by its module and name, where they are today."""
+        return super().find_class(moved(module), name)
 
     def persistent_load(self, pid: tuple[int, str]) -> dict[str, Any]:
         number, package = pid
