@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from samecurve.core import feature_list
+from samecurve.core import entry_points, feature_list
 from samecurve.core.config.loading import config_class
 from samecurve.core.planning.plan import Plan
 from samecurve.core.planning.planner import plan as make_plan
@@ -60,6 +60,7 @@ def installed(site: Path) -> Iterator[None]:
 
 
 def forget_installed() -> None:
+    entry_points.installed.cache_clear()
     feature_list.listed_and_installed.cache_clear()
     config_class.cache_clear()
 

@@ -311,7 +311,9 @@ class Rows:
 def _generator_states(data: Any) -> dict[str, str]:
     """The states of the random generators that data can draw from, as texts by name."""
     states = {"random": str(random.getstate()), "np.random": str(np.random.get_state(legacy=False))}
-    if torch := sys.modules.get("torch"):
+    if "torch" in sys.modules:
+        import torch  # waits, if another thread imports it
+
         states["torch"] = str(torch.get_rng_state().tolist())
     for name, value in getattr(data, "__dict__", {}).items():
         if isinstance(value, random.Random):
