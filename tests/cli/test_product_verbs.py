@@ -97,3 +97,15 @@ def test_the_page_on_packages_shows_a_verb_that_works(
     counted = CliRunner().invoke(cli, [name, str(OLD_RUN)])
     installed.cache_clear()
     assert (counted.exit_code, counted.output) == (0, "4\n"), counted.output
+
+
+def test_code_that_is_newer_than_its_installation_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after `git pull` in a checkout that was installed before tasks had entry points."""
+    monkeypatch.setattr("samecurve.core.entry_points.entry_points", lambda **_: ())
+    installed.cache_clear()
+    said = refused(monkeypatch, capsys, "ui", cwd=tmp_path)
+    installed.cache_clear()
+    assert "this copy of Samecurve is newer than its installation" in said
+    assert f"pip install -e {ROOT}" in said

@@ -15,9 +15,23 @@ def installed(kind: str) -> Mapping[str, EntryPoint]:
     """The entry points of the group `samecurve.KIND` by name.
 
     kind: tasks, features, verbs, trackers, importers or predictors. A search takes milliseconds
+
+    UserError: our own tasks are not among them: the code here is newer than what is installed.
     """
     points = sorted(entry_points(group=f"samecurve.{kind}"), key=is_ours)
+    if kind in {"tasks", "verbs"} and not any(map(is_ours, entry_points(group="samecurve.tasks"))):
+        raise _not_installed()
     return {point.name: point for point in points}
+
+
+def _not_installed() -> UserError:
+    from samecurve.core.system.installation import checkout, pip_command
+
+    source = checkout()
+    again = pip_command("install", "-e", str(source)) if source else "install samecurve again"
+    return UserError(
+        "this copy of Samecurve is newer than its installation: no task is found", again
+    )
 
 
 def is_ours(point: EntryPoint) -> bool:
