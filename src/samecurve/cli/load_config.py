@@ -104,10 +104,9 @@ def _read(file: Path | None, *, loud: bool) -> "tuple[Document, ImportedConfig |
     if converted is None:
         return document, None
     if loud:
-        note = (
-            f"note   {file} is a config of {converted.tool}; `samecurve convert {file} --to"
-            " NEW.yaml` writes it as one of Samecurve"
-        )
+        note = f"note   {file} is a config of {converted.tool}"
+        if hasattr(converted, "to_yaml"):
+            note += f"; `samecurve convert {file} --to NEW.yaml` writes it as one of Samecurve"
         echo("\n".join([note, *converted.summary_lines()]), err=True)
     return converted.document, converted
 

@@ -57,7 +57,7 @@ class Tracker:
             with suppress(KeyboardInterrupt):
                 self._watch.join(_QUIET)
                 if self._watch.is_alive():
-                    title = TITLES[self._name]
+                    title = TITLES.get(self._name, self._name)
                     os.write(
                         2, f"waiting for {title} to take the rest; Ctrl-C leaves it\n".encode()
                     )
@@ -77,7 +77,7 @@ class Tracker:
         self._warn(f"its process left with {how_ended(code)}; {log} may say more")
 
     def _warn(self, what: str) -> None:
-        text = f"{TITLES[self._name]}: {what}; {TRAINING_GOES_ON}"
+        text = f"{TITLES.get(self._name, self._name)}: {what}; {TRAINING_GOES_ON}"
         record_beside(self._run.journal, self._run.logs, "warned", text=text)
 
 

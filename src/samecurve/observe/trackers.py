@@ -69,7 +69,7 @@ def main(name: str, home: str, mode: str, project: str) -> int:
 
         traceback.print_exc()
         cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        text = f"{TITLES[name]}: {cause[:300]}"
+        text = f"{TITLES.get(name, name)}: {cause[:300]}"
         if name == "wandb" and mode == "online":
             text += "; or --wandb offline"
         text += f"; {TRAINING_GOES_ON}"

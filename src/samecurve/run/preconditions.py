@@ -259,7 +259,9 @@ def _check_unbegun(run: Run) -> None:
 
 def check_trackers(track: Track) -> None:
     """UserError: a tracker is not installed, or its project's name is not allowed."""
-    for name in trackers_wanted(track):
+    for name in track.others:
+        _check_is_tracker(name)
+    for name in trackers_wanted(track.model_copy(update={"others": []})):
         spec = find_spec(name)
         # a folder of that name (wandb makes one here) is not the library
         if spec is None or spec.origin is None:
@@ -282,6 +284,18 @@ def check_trackers(track: Track) -> None:
             )
 
 
+def _check_is_tracker(name: str) -> None:
+    from samecurve.core.entry_points import installed
+
+    known = installed("trackers")
+    if name not in known:
+        raise UserError(
+            f"track.others: no installed package brings a tracker {name}",
+            f"install its package; here: {', '.join(sorted(known))}",
+            "track.others",
+        )
+
+
 def trackers_wanted(track: Track) -> list[str]:
     """Names of the trackers that the config asks for."""
     names = {
@@ -290,7 +304,7 @@ def trackers_wanted(track: Track) -> list[str]:
         "mlflow": track.mlflow,
         "trackio": track.trackio,
     }
-    return [name for name, is_wanted in names.items() if is_wanted]
+    return [*(name for name, is_wanted in names.items() if is_wanted), *track.others]
 
 
 def check_before_facts(config: Config, machine: Machine, *, can_measure: bool) -> Layout:

@@ -37,6 +37,7 @@ _ALONE = {
     "track.wandb": "off",
     "track.mlflow": "false",
     "track.trackio": "false",
+    "track.others": "[]",
     "devices.max_restarts": "0",
 }
 # what a config says of many devices, as it is on one

@@ -212,6 +212,8 @@ class Track(Section):
     `trackio`)"""
     experiment: str = "samecurve"
     """the experiment at MLflow, and the project at trackio"""
+    others: list[str] = []
+    """trackers that installed packages bring, by name"""
     store_patience: Seconds = 3600
     """with --save-dir s3://: seconds for which the store may fail before the run saves, stops and
     fails; 0: as long as it takes"""
