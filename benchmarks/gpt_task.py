@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from samecurve import Mean
-from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language import LanguageModel
 from samecurve_products.text.language.torch_task import Decoder
 
 VOCAB, LENGTH, SAMPLES = 256, 128, 4096

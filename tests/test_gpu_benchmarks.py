@@ -16,7 +16,7 @@ from benchmarks.gpu_turns import Found, Turns, take_turns
 from commands import until
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.planner import plan
-from samecurve_products.text.language.sections import LanguageModel, model_facts
+from samecurve_products.text.language import LanguageModel, model_facts
 from tiny import MACHINE, config_of, tiny_values
 
 ABOUT = {

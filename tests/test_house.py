@@ -43,7 +43,7 @@ NAMED = {
 }
 PROMISE_LINES = 580
 ROOMS = (*KERNEL, "tasks/adapter", "tasks/user_class")  # where every run passes through
-LINES_OF_ROOMS = 43_700
+LINES_OF_ROOMS = 43_710
 NAMES_OF_THE_SEAM = 90
 BEHIND_THE_SEAM = 230  # names of the kernel that products import beside it; to end at 0
 README = {"lines": 120, "words": 800}  # two screens; what else there is to say has a page in docs/

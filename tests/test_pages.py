@@ -27,8 +27,8 @@ from page_commands import (
     shown_files,
     words_after_samecurve,
 )
-from samecurve.cli import dashes
 from samecurve.cli.main import all_verbs, find_verb, main
+from samecurve.cli.options import dashes
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.machine import Device, Machine
 from samecurve.run import describe, prepare

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from samecurve.checkpoint import CorruptCheckpointError as CorruptCheckpointError
     from samecurve.checkpoint.format import verify_checkpoint as verify_checkpoint
     from samecurve.checkpoint.store import checkpoints as checkpoints
-    from samecurve.cli import PATH as PATH
-    from samecurve.cli import ConfigVerb as ConfigVerb
-    from samecurve.cli import Verb as Verb
-    from samecurve.cli import VerbGroup as VerbGroup
     from samecurve.cli.load_config import load_config as load_config
+    from samecurve.cli.options import PATH as PATH
+    from samecurve.cli.options import ConfigVerb as ConfigVerb
+    from samecurve.cli.options import Verb as Verb
+    from samecurve.cli.options import VerbGroup as VerbGroup
     from samecurve.cli.places import at_hand as at_hand
     from samecurve.core.config import Section as Section
     from samecurve.core.config.document import Document as Document
@@ -120,10 +120,10 @@ PLACES = {
     "Column": "samecurve.observe.text_table",
     "table_text": "samecurve.observe.text_table",
     # Verbs
-    "ConfigVerb": "samecurve.cli",
-    "PATH": "samecurve.cli",
-    "Verb": "samecurve.cli",
-    "VerbGroup": "samecurve.cli",
+    "ConfigVerb": "samecurve.cli.options",
+    "PATH": "samecurve.cli.options",
+    "Verb": "samecurve.cli.options",
+    "VerbGroup": "samecurve.cli.options",
     "load_config": "samecurve.cli.load_config",
     "at_hand": "samecurve.cli.places",
     # Configs

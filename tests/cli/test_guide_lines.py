@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 
 from samecurve import probe
-from samecurve.cli import dashes, standalone
 from samecurve.cli import main as cli_main
+from samecurve.cli import standalone
 from samecurve.cli.load_config import load_config
 from samecurve.cli.main import find_verb
+from samecurve.cli.options import dashes
 from samecurve.core.config.sections import Config
 from samecurve.core.planning.facts import Facts
 from samecurve.core.planning.plan import Plan

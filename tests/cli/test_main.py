@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from commands import command, refused, samecurve, write_config
-from samecurve.cli import CONFIG_OPTIONS, HELP_GROUPS
 from samecurve.cli.main import VERBS, all_verbs, cli, find_verb, main
+from samecurve.cli.options import CONFIG_OPTIONS, HELP_GROUPS
 from samecurve.cli.train import _torch_silent
 from samecurve.cli.unknown_arguments import TRAINER_FLAGS
 from samecurve.core.config import flatten

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from samecurve.cli import CONFIG_OPTIONS
+from samecurve.cli.options import CONFIG_OPTIONS
 from samecurve.core.config.document import Document
 from samecurve_products.convert.rules import _functions, _Interpreter, _read_table
 from samecurve_products.convert.tools import convert

@@ -19,8 +19,8 @@ from samecurve.errors import UserError
 from samecurve.run.export_weights import convert_tensor, export
 from samecurve.run.weights.initial_weights import read_initial_weights
 from samecurve.tasks import entry_of, open_task
+from samecurve_products.text.language import LanguageModel
 from samecurve_products.text.language.llama_files import hf_name
-from samecurve_products.text.language.sections import LanguageModel
 from samecurve_products.text.language.torch_task import Decoder
 from starts import begun_from, start, train, values
 from tiny import config_of

@@ -17,7 +17,7 @@ from samecurve.probe.engines import torch_build, unfit_engines
 
 PROGRAM = """
 import json
-from samecurve.core.config.loading import load
+from samecurve.core.config.loading import load_document
 from samecurve.core.config.document import Document
 from samecurve.core.planning.machine import choose_devices
 from samecurve.errors import UserError
@@ -26,7 +26,7 @@ from samecurve.tasks import Tasks
 import sys
 try:
     document = Document({"batch": {"samples": 1}, "devices": {"use": sys.argv[1]}})
-    config = load(document, Tasks()).config
+    config = load_document(document, Tasks()).config
     devices = choose_devices(config.devices, config.engine, probe()).value
     print(json.dumps([[d.index, d.name, d.memory, d.driver] for d in devices]))
 except UserError as error:

@@ -94,13 +94,13 @@ def test_what_can_not_be_forked_whole_is_not_forked(server: ForkServer) -> None:
 
 DYING = """
 import sys
-from samecurve.processes import Call, ForkServer, start
+from samecurve.processes import Call, ForkServer, start_process
 
 server = ForkServer(["colorsys"])
 stranger = Call("grandchild", (), "wait", new_session=True, parent=1)
-assert start(stranger, server=server).wait() == 1  # it is no child of that one
+assert start_process(stranger, server=server).wait() == 1  # it is no child of that one
 call = Call("grandchild", (), "wait", new_session=True)
-forked, afresh = start(call, server=server), start(call)
+forked, afresh = start_process(call, server=server), start_process(call)
 print(server._process.pid, forked.pid, afresh.pid, flush=True)
 sys.stdin.read()
 """

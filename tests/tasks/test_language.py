@@ -15,8 +15,8 @@ from samecurve.core.weights import values
 from samecurve.data import IGNORED
 from samecurve.errors import UserError
 from samecurve.torch_engine.optimizers import hidden_matrices
+from samecurve_products.text.language import LanguageData, LanguageModel, model_facts
 from samecurve_products.text.language.corpus import prepare_corpora
-from samecurve_products.text.language.sections import LanguageData, LanguageModel, model_facts
 from samecurve_products.text.language.torch_task import Decoder, TorchLanguage
 
 FIELDS = LanguageModel(

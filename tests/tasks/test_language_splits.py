@@ -17,8 +17,7 @@ from samecurve.errors import UserError
 from samecurve.launch.rank_agreement import identity
 from samecurve.observe import read_events
 from samecurve.tasks import Tasks
-from samecurve_products.text.language import corpus
-from samecurve_products.text.language.sections import LanguageData, LanguageModel
+from samecurve_products.text.language import LanguageData, LanguageModel, corpus
 from samecurve_products.text.language.torch_task import TorchLanguage
 from samecurve_products.text_files import use_splits
 from samecurve_products.text_files.tokenizer import train_bpe

@@ -28,7 +28,7 @@ from samecurve.torch_engine.randomness.dropout_layers import key_dropout
 from samecurve.torch_engine.strategies.sharded.group import WeightGroup
 from samecurve.torch_engine.strategies.sharded.strategy import Sharded
 from samecurve.torch_engine.strategies.sharded.sums import RoundSums
-from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language import LanguageModel
 from samecurve_products.text.language.torch_task import Decoder
 from tiny import MACHINE, config_of, tiny_values
 from worlds import Pool
@@ -203,7 +203,7 @@ def test_without_it_nothing_of_the_compiler_is_imported() -> None:
     work = (
         "import sys, torch\nimport samecurve.torch_engine.engine\n"
         "from samecurve_products.text.language.torch_task import Decoder\n"
-        "from samecurve_products.text.language.sections import LanguageModel\n"
+        "from samecurve_products.text.language import LanguageModel\n"
         "made = Decoder(LanguageModel(hidden_size=16, num_layers=2, num_heads=2), 40)\n"
         "made(*[torch.zeros(1, 8, dtype=torch.int64)] * 2).backward()\n"
         "print('torch._dynamo' in sys.modules)"

@@ -7,7 +7,7 @@ import torch
 
 from samecurve.errors import UserError
 from samecurve.torch_engine.model.model_setup import seeded
-from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language import LanguageModel
 from samecurve_products.text.language.torch_task import Decoder
 
 pytest.importorskip("torchao", reason="torchao is not installed (the extra fp8)")

@@ -20,7 +20,7 @@ from samecurve.observe import read_events
 from samecurve.torch_engine.engine import TorchEngine
 from samecurve.torch_engine.model.cross_entropy import Head
 from samecurve.torch_engine.process_group import Comm
-from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language import LanguageModel
 from samecurve_products.text.language.torch_task import Block, rotary
 from tiny import MACHINE, TinyRun, config_of, ragged_task, tiny_values, train_tiny
 from worlds import Pool

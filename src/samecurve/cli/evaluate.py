@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli import RUN_PLACE, Verb, add_typed, best_option, trust_option
 from samecurve.cli.completion import words_of_key
+from samecurve.cli.options import RUN_PLACE, Verb, add_typed, best_option, trust_option
 from samecurve.cli.places import at_hand
 from samecurve.core.strategies import strategy_help
 from samecurve.terminal import echo

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli import Verb
+from samecurve.cli.options import Verb
 from samecurve.terminal import echo
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli import PATH, RUN_PLACE, Verb, best_option, trust_option
+from samecurve.cli.options import PATH, RUN_PLACE, Verb, best_option, trust_option
 from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samecurve.cli import CONFIG_OPTIONS, Flags, Typed, add_typed
+from samecurve.cli.options import CONFIG_OPTIONS, Flags, Typed, add_typed
 from samecurve.core.strategies import STRATEGIES
 from samecurve.errors import InvalidConfigError, UserError
 from samecurve.terminal import echo

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from samecurve import __version__
-from samecurve.cli import VerbGroup, dashes
+from samecurve.cli.options import VerbGroup, dashes
 from samecurve.errors import Interrupted, SamecurveError, UserError, message_of
 from samecurve.launch import Signals, kill_children
 from samecurve.terminal import echo, shorten, unbuffered

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli import Flags, Typed
 from samecurve.cli.importers import importer_of
+from samecurve.cli.options import Flags, Typed
 from samecurve.core.config.document import read_document
 from samecurve.core.config.loading import feature_of, task_needed
 from samecurve.core.system.installation import checkout

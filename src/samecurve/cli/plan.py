@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli import (
+from samecurve.cli.load_config import load_config, measure_before, probe_facts
+from samecurve.cli.options import (
     PATH,
     ConfigVerb,
     init_from_option,
     probe_option,
 )
-from samecurve.cli.load_config import load_config, measure_before, probe_facts
 from samecurve.cli.other_machine import request_of
 from samecurve.terminal import echo
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from samecurve.cli import PATH, ConfigVerb
 from samecurve.cli.load_config import load_config, measure_before
+from samecurve.cli.options import PATH, ConfigVerb
 
 
 @click.command(cls=ConfigVerb, help_group="Measure")

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from samecurve.cli import PATH, GroupedVerb, Option, rank_count
+from samecurve.cli.options import PATH, GroupedVerb, Option, rank_count
 from samecurve.cli.unknown_arguments import TORCHRUN_HINTS
 from samecurve.terminal import echo
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli import RUN_PLACE, Verb, trust_option
+from samecurve.cli.options import RUN_PLACE, Verb, trust_option
 from samecurve.cli.places import at_hand
 from samecurve.terminal import echo
 

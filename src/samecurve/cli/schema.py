@@ -2,8 +2,8 @@
 
 import click
 
-from samecurve.cli import Verb
 from samecurve.cli.completion import task_names, words
+from samecurve.cli.options import Verb
 from samecurve.terminal import echo
 
 

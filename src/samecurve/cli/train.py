@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from samecurve.cli import (
+from samecurve.cli.load_config import load_config, measure_before, probe_facts
+from samecurve.cli.options import (
     ConfigVerb,
     init_from_option,
     probe_option,
     run_place_option,
 )
-from samecurve.cli.load_config import load_config, measure_before, probe_facts
 from samecurve.errors import Interrupted, keeping
 from samecurve.terminal import echo
 

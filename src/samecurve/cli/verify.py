@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from samecurve.cli import ConfigVerb
 from samecurve.cli.load_config import load_config
+from samecurve.cli.options import ConfigVerb
 from samecurve.terminal import echo
 
 

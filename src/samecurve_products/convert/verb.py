@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from samecurve.cli import CONFIG_OPTIONS
+from samecurve.cli.options import CONFIG_OPTIONS
 from samecurve.seam import PATH, Verb, echo
 
 _FLAGS = [option for option in CONFIG_OPTIONS if option.name != "file"]

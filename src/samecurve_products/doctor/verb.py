@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli import Option
 from samecurve.cli.completion import words_of_key
+from samecurve.cli.options import Option
 from samecurve.seam import PATH, Verb, echo
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from samecurve.cli import Option
 from samecurve.cli.completion import task_names, words, words_of_key
+from samecurve.cli.options import Option
 from samecurve.seam import PATH, UserError, Verb, echo, keeping
 
 

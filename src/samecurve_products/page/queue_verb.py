@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli import save_dir_option
+from samecurve.cli.options import save_dir_option
 from samecurve.seam import PATH, ConfigVerb, UserError, Verb, VerbGroup, echo, keeping, load_config
 from samecurve.terminal import printable_line
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli import CONFIG_OPTIONS, ConfigOption
+from samecurve.cli.options import CONFIG_OPTIONS, ConfigOption
 from samecurve.seam import UserError, Verb, echo
 
 if TYPE_CHECKING:

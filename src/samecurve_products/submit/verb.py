@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli import dashes
+from samecurve.cli.options import dashes
 from samecurve.cli.train import train
 from samecurve.seam import PATH, ConfigVerb, VerbGroup, echo, load_config
 

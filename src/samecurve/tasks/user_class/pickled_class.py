@@ -31,6 +31,7 @@ _MOVED = {
     "samecurve.core.weights.initial_values": "samecurve.core.protocols",
     "samecurve.tasks.diffusion": "samecurve_products.pictures.diffusion",
     "samecurve.tasks.huggingface": "samecurve_products.text.huggingface",
+    "samecurve.tasks.language.sections": "samecurve_products.text.language",
     "samecurve.tasks.language": "samecurve_products.text.language",
     "samecurve.tasks.timeseries": "samecurve_products.sensors",
     "samecurve.tasks.vision": "samecurve_products.pictures.vision",

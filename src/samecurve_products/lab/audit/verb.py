@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samecurve.cli import run_place, trust_option
 from samecurve.cli.evaluate import changed_settings
+from samecurve.cli.options import run_place, trust_option
 from samecurve.core.strategies import strategy_help
 from samecurve.seam import Verb, at_hand, echo
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samecurve.cli import RUN_PLACE
+from samecurve.cli.options import RUN_PLACE
 from samecurve.seam import Verb, at_hand, echo
 
 if TYPE_CHECKING:

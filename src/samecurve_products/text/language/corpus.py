@@ -25,7 +25,7 @@ from samecurve.seam import (
     stamp_file,
     write_json,
 )
-from samecurve_products.text.language.sections import LanguageData
+from samecurve_products.text.language import LanguageData
 from samecurve_products.text_files import (
     PACKED,
     Role,

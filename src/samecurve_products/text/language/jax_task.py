@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from samecurve.jax_engine.attention import FusibleAttention
 from samecurve.seam import IGNORED, Arrays, Mean
-from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language import LanguageModel
 from samecurve_products.text.language.task import LanguageTask, NextLogits
 
 _NARROW_DTYPES = (jnp.bfloat16, jnp.float16)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from samecurve.seam import UserError
-from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language import LanguageModel
 
 _BODY = "model."
 _HEAD = "lm_head.weight"

@@ -13,18 +13,18 @@ from numpy.typing import NDArray
 
 from samecurve.data import TokenWindows, spread_out, window_count
 from samecurve.seam import Initial, Mean, RunError, Source, UserError
+from samecurve_products.text.language import (
+    LanguageData,
+    LanguageModel,
+    model_facts,
+    other_data,
+)
 from samecurve_products.text.language.corpus import (
     Corpora,
     Corpus,
     lines_about,
     prepare_corpora,
     stamp_corpus,
-)
-from samecurve_products.text.language.sections import (
-    LanguageData,
-    LanguageModel,
-    model_facts,
-    other_data,
 )
 from samecurve_products.text_files.tokenizer import ByteTokenizer, LibraryTokenizer, Tokenizer
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from samecurve.seam import IGNORED, Arrays, Mean
 from samecurve.torch_engine.model.cross_entropy import Head
-from samecurve_products.text.language.sections import LanguageModel
+from samecurve_products.text.language import LanguageModel
 from samecurve_products.text.language.task import LanguageTask, NextLogits
 
 
