@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoints
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +12,7 @@ from click.testing import CliRunner
 from commands import refused
 from samecurve.cli import main as cli_main
 from samecurve.cli.main import VERBS, all_verbs, cli, product_verbs
-from samecurve.core.entry_points import installed
+from samecurve.core.entry_points import installed, ours
 
 FILE = """
 import click
@@ -77,7 +79,7 @@ def test_help_tells_of_a_verb_that_can_not_be_loaded() -> None:
 
 
 def test_a_verb_of_ours_reads_no_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_main, "product_verbs", None)  # a call would raise
+    monkeypatch.setattr(cli_main, "product_verb", None)  # a call would raise
     for verb in ("train", "plan", "schema"):
         assert CliRunner().invoke(cli, [verb, "--help"]).exit_code == 0
     assert "rehearse" not in VERBS
@@ -103,9 +105,9 @@ def test_code_that_is_newer_than_its_installation_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As after `git pull` in a checkout that was installed before tasks had entry points."""
-    monkeypatch.setattr("samecurve.core.entry_points.entry_points", lambda **_: ())
-    installed.cache_clear()
+    old = SimpleNamespace(entry_points=EntryPoints())
+    monkeypatch.setattr("samecurve.core.entry_points.distribution", lambda _name: old)
+    ours.cache_clear()
     said = refused(monkeypatch, capsys, "ui", cwd=tmp_path)
-    installed.cache_clear()
     assert "this copy of Samecurve is newer than its installation" in said
     assert f"pip install -e {ROOT}" in said

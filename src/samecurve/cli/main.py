@@ -56,6 +56,13 @@ def product_verbs() -> "Mapping[str, EntryPoint]":
     return installed("verbs")
 
 
+def product_verb(name: str) -> "EntryPoint | None":
+    """The entry point of a verb that an installed package brings."""
+    from samecurve.core.entry_points import find
+
+    return find("verbs", name)
+
+
 def find_verb(name: str) -> click.Command:
     """The command of a verb. KeyError: there is no such verb. UserError: it can't be loaded."""
     if name in VERBS:
@@ -64,7 +71,10 @@ def find_verb(name: str) -> click.Command:
     else:
         from samecurve.core.entry_points import load
 
-        command = load(product_verbs()[name], "verb")
+        point = product_verb(name)
+        if point is None:
+            raise KeyError(name)
+        command = load(point, "verb")
     assert isinstance(command, click.Command)
     return command
 
@@ -78,7 +88,7 @@ class Verbs(VerbGroup):
         return all_verbs()
 
     def get_command(self, _ctx: click.Context, name: str) -> click.Command | None:
-        return find_verb(name) if name in VERBS or name in product_verbs() else None
+        return find_verb(name) if name in VERBS or product_verb(name) else None
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0].startswith("-") and args[0] not in {"-h", "--help", "--version"}:
@@ -89,7 +99,7 @@ class Verbs(VerbGroup):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb = dashes(args[0]) if args and not ctx.resilient_parsing else ""
-        if verb and verb not in VERBS and verb not in product_verbs():
+        if verb and verb not in VERBS and product_verb(verb) is None:
             from samecurve.cli.unknown_arguments import refuse_config
 
             refuse_config(args[0], args, "samecurve train")

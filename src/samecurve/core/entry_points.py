@@ -2,41 +2,50 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from typing import Any
 
 from samecurve.errors import UserError
 
-_OURS = "samecurve"  # the distribution
+
+@cache
+def ours(kind: str) -> Mapping[str, EntryPoint]:
+    """The entry points of the group `samecurve.KIND` that come with this program, by name.
+
+    UserError: there is no task among them: the code here is newer than what is installed.
+    """
+    try:
+        points = distribution("samecurve").entry_points
+    except PackageNotFoundError:
+        raise _not_installed() from None
+    if not points.select(group="samecurve.tasks"):
+        raise _not_installed()
+    return {point.name: point for point in points.select(group=f"samecurve.{kind}")}
 
 
 @cache
 def installed(kind: str) -> Mapping[str, EntryPoint]:
-    """The entry points of the group `samecurve.KIND` by name.
+    """All entry points of the group `samecurve.KIND` by name. A search takes milliseconds.
 
-    kind: tasks, features, verbs, trackers, importers or predictors. A search takes milliseconds
-
-    UserError: our own tasks are not among them: the code here is newer than what is installed.
+    kind: tasks, features, verbs, trackers, importers or predictors
     """
-    points = sorted(entry_points(group=f"samecurve.{kind}"), key=is_ours)
-    if kind in {"tasks", "verbs"} and not any(map(is_ours, entry_points(group="samecurve.tasks"))):
-        raise _not_installed()
-    return {point.name: point for point in points}
+    others = {point.name: point for point in entry_points(group=f"samecurve.{kind}")}
+    return {**others, **ours(kind)}
+
+
+def find(kind: str, name: str) -> EntryPoint | None:
+    """One entry point. What other packages bring is looked for where the name is none of ours."""
+    return ours(kind).get(name) or installed(kind).get(name)
 
 
 def _not_installed() -> UserError:
     from samecurve.core.system.installation import checkout, pip_command
 
     source = checkout()
-    again = pip_command("install", "-e", str(source)) if source else "install samecurve again"
     return UserError(
-        "this copy of Samecurve is newer than its installation: no task is found", again
+        "this copy of Samecurve is newer than its installation: no task is found",
+        pip_command("install", "-e", str(source)) if source else "install samecurve again",
     )
-
-
-def is_ours(point: EntryPoint) -> bool:
-    """Whether the thing comes with this program."""
-    return point.dist is not None and point.dist.name == _OURS
 
 
 def load(point: EntryPoint, what: str, by: Callable[[EntryPoint], Any] = EntryPoint.load) -> Any:

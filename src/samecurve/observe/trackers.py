@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from samecurve.core.entry_points import installed, load
+from samecurve.core.entry_points import find, load
 from samecurve.core.events import Event
 from samecurve.core.system import write_json
 from samecurve.observe import VOIDED, follow_batches
@@ -95,7 +95,9 @@ def track(name: str, run: Path, mode: str, project: str, stop: threading.Event) 
         # the tracker of a killed launcher may still be reading
         fcntl.flock(lock, fcntl.LOCK_EX)
         covered = _read_state(state_file, project, journal)
-        tracker: Tracker = load(installed("trackers")[name], "tracker")(run, covered, mode, project)
+        point = find("trackers", name)
+        assert point is not None, "checked before the run began"
+        tracker: Tracker = load(point, "tracker")(run, covered, mode, project)
         for events, position in _events_that_count(journal, stop, covered.get("position", 0)):
             for event in events:
                 tracker.take(event)

@@ -285,13 +285,12 @@ def check_trackers(track: Track) -> None:
 
 
 def _check_is_tracker(name: str) -> None:
-    from samecurve.core.entry_points import installed
+    from samecurve.core.entry_points import find, installed
 
-    known = installed("trackers")
-    if name not in known:
+    if find("trackers", name) is None:
         raise UserError(
             f"track.others: no installed package brings a tracker {name}",
-            f"install its package; here: {', '.join(sorted(known))}",
+            f"install its package; here: {', '.join(sorted(installed('trackers')))}",
             "track.others",
         )
 

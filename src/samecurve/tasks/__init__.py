@@ -308,10 +308,9 @@ def open_task(config: Config, cache: Path | str) -> "TaskAdapter":
 
 def built_in() -> tuple[str, ...]:
     """The names of the tasks that come with this program; the default task comes first."""
-    from samecurve.core.entry_points import is_ours
+    from samecurve.core.entry_points import ours
 
-    names = [name for name, point in installed().items() if is_ours(point)]
-    return tuple(sorted(names, key=lambda name: (name != DEFAULT_TASK, name)))
+    return tuple(sorted(ours("tasks"), key=lambda name: (name != DEFAULT_TASK, name)))
 
 
 class Tasks:
@@ -340,7 +339,7 @@ class Tasks:
         """A name, or path/to/file.py:Class, whether or not that file exists."""
         if not isinstance(task, str):
             return False
-        return task in installed() or place_of(task) is not None
+        return place_of(task) is not None or _point_of(task) is not None
 
     def sections(self, task: str) -> TaskSections:
         return entry_of(task).sections()
@@ -354,7 +353,15 @@ def entry_of(task: str) -> TaskEntry:
     place = place_of(task)
     if place is not None:
         return UserFile(classes={}, place=place)
-    return _load_installed(task, installed()[task])
+    point = _point_of(task)
+    assert point is not None
+    return _load_installed(task, point)
+
+
+def _point_of(task: str) -> "EntryPoint | None":
+    from samecurve.core.entry_points import find
+
+    return find("tasks", task)
 
 
 def installed() -> "Mapping[str, EntryPoint]":
