@@ -1,9 +1,12 @@
 """`samecurve init` as a person meets it: on a terminal, with wrong answers, Ctrl-C and Ctrl-D."""
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pexpect
@@ -12,6 +15,7 @@ import pytest
 from samecurve.core.config.document import read_document
 from samecurve.core.config.loading import load_document
 from samecurve.tasks import Tasks
+from samecurve_products.init import answers
 
 DEVICES, TASK, DATA, PRESET = "Devices: .*", "Task .*", "Data: .*", "Preset: .*"
 BATCH, SCALE, LAUNCHER = "Batch: .*", "Scale .*", "Launcher: .*"
@@ -208,3 +212,19 @@ def test_a_preset_trains_some_steps_as_its_line_stands(home: Path) -> None:
     assert run.exitstatus == 130
     assert "saved  step" in str(run.before)
     assert len(list(home.glob("runs/small-*/checkpoints/step-*"))) == 1
+
+
+def test_a_wait_for_an_answer_ends_with_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even one whose handler raises nothing: it may have come just before the wait began."""
+    reads, writes = os.pipe()
+    old = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with os.fdopen(reads) as nothing:
+            monkeypatch.setattr(sys, "stdin", nothing)
+            timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            answers._wait_for_input()  # else it would wait for ever
+            timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+        os.close(writes)

@@ -4,6 +4,9 @@ Every answer goes through the question's check. A wrong one ends the command whe
 flag; a person who types is told the cause and the remedy, and is asked again.
 """
 
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +123,7 @@ def _read_line(prompt: str) -> str:
     sys.stdout.write(prompt)
     sys.stdout.flush()
     try:
+        _wait_for_input()
         line = sys.stdin.readline()
     except KeyboardInterrupt:
         sys.stdout.write("\n")
@@ -133,3 +137,18 @@ def _read_line(prompt: str) -> str:
             "the same command begins anew; Enter takes the answer in brackets",
         )
     return line.strip()
+
+
+def _wait_for_input() -> None:
+    """Wait for input or for a signal. A signal that comes just before a read begins would be heard
+    only after the read.
+    """
+    heard, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    before = signal.set_wakeup_fd(wakes)
+    try:
+        select.select([sys.stdin, heard], [], [])
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(heard)
+        os.close(wakes)
