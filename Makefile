@@ -18,7 +18,7 @@ VENV = @if test -x $(BIN)/python; then \
 	  $(PYTHON) -m venv .venv || { rm -rf .venv; exit 1; }; \
 	fi
 
-.PHONY: demo test test-long chaos lint emulator bench docs dist dist-check clean
+.PHONY: demo test test-long test-kernel chaos lint emulator bench docs dist dist-check clean
 
 .venv/.run: pyproject.toml constraints.txt
 	$(VENV)
@@ -40,7 +40,7 @@ lint: .venv/.test
 	$(BIN)/mypy || { [ $$? = 2 ] && $(BIN)/mypy --num-workers 0; }  # a worker has 3 s to start: busy machines
 	$(BIN)/lint-imports
 
-test test-long: export PYTHONDONTWRITEBYTECODE :=  # some hundred processes import the program: compile it once
+test test-long test-kernel: export PYTHONDONTWRITEBYTECODE :=  # some hundred processes import the program: compile it once
 
 emulator: .venv/.test  # compiled before the tests: on a busy machine that takes longer than a test may
 	$(BIN)/python -P -m samecurve_products.rehearse.emulated_cuda.build
@@ -50,6 +50,30 @@ test: lint emulator
 
 test-long: lint emulator  # hours; TESTS=tests/launch: of one room
 	$(BIN)/python -m pytest -m long -n 2 --dist worksteal --timeout 3600 --durations=30 $(TESTS)
+
+# the tests of each product (samecurve_products/), for make test-PRODUCT; the rest is the kernel's
+EXPERIMENTS = tests/experiments/test_
+OF_page = tests/ui tests/tasks/test_data_show.py tests/cli/test_block_text.py
+OF_report = tests/report tests/test_results.py
+OF_init = tests/interview
+OF_convert = tests/convert tests/compat
+OF_submit = tests/submit
+OF_rehearse = tests/rehearse
+OF_trackers = $(wildcard tests/observe/test_*trackers.py) tests/observe/test_kubeflow.py
+OF_doctor = $(wildcard $(EXPERIMENTS)check_*.py)
+OF_lab = $(addsuffix .py,$(addprefix $(EXPERIMENTS),audit bench suite machine)) tests/core/test_simulation.py
+OF_text = $(wildcard tests/tasks/test_huggingface*.py tests/tasks/test_language*.py) tests/tasks/lora \
+	tests/tasks/test_chat_templates.py tests/tasks/test_conversations.py tests/tasks/test_stretching.py
+OF_pictures = tests/tasks/diffusion tests/tasks/vision $(wildcard tests/tasks/test_vision*.py)
+OF_sensors = $(wildcard tests/tasks/test_timeseries*.py)
+PRODUCTS = page report init convert submit rehearse trackers doctor lab text pictures sensors
+PAGES = tests/test_pages.py tests/test_pages_run.py tests/test_site.py tests/test_recipes.py
+
+test-kernel: .venv/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(addprefix --ignore=,$(PAGES) $(foreach product,$(PRODUCTS),$(OF_$(product))))
+
+$(addprefix test-,$(PRODUCTS)): test-%: .venv/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(OF_$*)
 
 chaos: .venv/.test  # the fault campaign alone; it writes benchmarks/results/chaos-MACHINE.json
 	PYTHONPATH=$(CURDIR)/src:$(CURDIR):$(CURDIR)/tests $(BIN)/python tests/campaign/chaos.py $(if $(SEED),--seed $(SEED))
