@@ -138,9 +138,9 @@ def test_flags_alone_are_no_config(
 ) -> None:
     """The line to type has a config of this directory, else one that came with the program."""
     flags = ["--multi-gpu", "ddp", "--epochs", "20", "--batch-size", "32"]
-    for verb in ("train", "plan", "verify", "bench", "profile"):
+    for verb in ("train", "plan", "verify", "bench", "profile", "data show"):
         line = f"remedy: samecurve {verb} -f {ROOT}/models/tiny.yaml {' '.join(flags)}; configs"
-        assert line in refused(monkeypatch, capsys, verb, *flags, cwd=tmp_path)
+        assert line in refused(monkeypatch, capsys, *verb.split(), *flags, cwd=tmp_path)
     write_config(tmp_path, corpus)
     (tmp_path / "package.json").write_text('{"name": "other"}')
     said = refused(monkeypatch, capsys, *flags, cwd=tmp_path)

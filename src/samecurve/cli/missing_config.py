@@ -68,13 +68,19 @@ def _suggestion(runs: Iterable[Path], task: str | None) -> UserError:
 
 def _line(config: Path) -> str:
     """The line that was typed, with a config added."""
-    words = ["samecurve", "train"]
-    more: list[str] = []
+    verb, more = ["train"], []
     context = click.get_current_context(silent=True)
     if context:
-        words[1] = context.info_name or "train"
         more = context.meta.get("arguments", [])
-    return shlex.join([*words, "-f", str(config), *more])
+        verb = _names(context) or verb
+    return shlex.join(["samecurve", *verb, "-f", str(config), *more])
+
+
+def _names(context: click.Context) -> list[str]:
+    """The words of the verb: `data show` is two."""
+    if context.parent is None:
+        return []
+    return [*_names(context.parent), str(context.info_name)]
 
 
 def _configs(root: Path, folders: tuple[str, ...]) -> Iterator[Path]:
