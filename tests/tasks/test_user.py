@@ -417,6 +417,28 @@ def test_augmentations_that_are_kept_are_refused(
     assert "samecurve.sample_rng(id)" in message
 
 
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        "np.random.seed(i); drawn = np.random.randn(1)",
+        "torch.manual_seed(i); drawn = torch.randn(1).numpy()",
+        "self.rng = np.random.default_rng(i); drawn = self.rng.normal(size=1)",
+    ],
+)
+def test_data_that_seed_a_generator_at_each_reading_are_taken(
+    write: Callable[..., Config], seeds: str
+) -> None:
+    """Their rows follow from the ids, though a second reading leaves the generator as it is."""
+    read = '        return {"x": self.x[ids], '
+    seeded = f"""\
+        rows = []
+        for i in ids.tolist():
+            {seeds}
+            rows.append(self.x[i] + drawn)
+        return {{"x": np.float32(rows), """
+    assert opened(write(read, seeded)).facts().fingerprint
+
+
 def test_rows_of_prepared_files_are_read_again_once_the_files_are_made(
     write: Callable[..., Config],
 ) -> None:

@@ -5,8 +5,6 @@ other data.
 """
 
 import hashlib
-import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -184,7 +182,7 @@ class Rows:
             self._check_collation(self._collation)
         for epoch in (0, 1) if self.by_epoch else (0,):
             self._check_repeats(epoch)
-        if self._drawn[0] and not self._drawn[-1]:
+        if self._drawn[0] and not self._drawn[-1] and not self._draws_again():
             raise self._wrong(
                 f"draws numbers of {self._drawn[0]} when a sample is first read, and keeps them:"
                 " each process, and each start, keeps others",
@@ -237,6 +235,17 @@ class Rows:
                 " does not help: other values are another curve",
             )
 
+    def _draws_again(self) -> bool:
+        """Whether a reading still moves a generator, from another state than readings leave.
+
+        Data that seed a generator at each reading do so; data that keep what they drew do not.
+        """
+        from samecurve.data.generators import moved
+
+        with moved(self._data):
+            self._digest(0)
+        return bool(self._drawn[-1])
+
     def _check_alone(
         self, what: str, row_among_others: NDArray[Any], row_alone: NDArray[Any]
     ) -> None:
@@ -271,11 +280,13 @@ class Rows:
         return ids.start + np.unique(places.astype(np.int64))
 
     def _digest(self, epoch: int) -> str:
-        digest, before = hashlib.sha256(str(self._count).encode()), _generator_states(self._data)
+        from samecurve.data.generators import states_of  # runs of our own tasks need none
+
+        digest, before = hashlib.sha256(str(self._count).encode()), states_of(self._data)
         for name, column in sorted(self.read(self._spread(), epoch).items()):
             digest.update(f"/{name}/{column.dtype.str}/{column.shape}/".encode())
             digest.update(np.ascontiguousarray(column).tobytes())
-        after = _generator_states(self._data)
+        after = states_of(self._data)
         self._drawn.append(next((name for name in after if after[name] != before.get(name)), ""))
         return digest.hexdigest()
 
@@ -306,21 +317,6 @@ class Rows:
 
     def _wrong(self, cause: str, remedy: str) -> UserError:
         return UserError(f"{self._origin} {cause}", remedy, "task")
-
-
-def _generator_states(data: Any) -> dict[str, str]:
-    """The states of the random generators that data can draw from, as texts by name."""
-    states = {"random": str(random.getstate()), "np.random": str(np.random.get_state(legacy=False))}
-    if "torch" in sys.modules:
-        import torch  # waits, if another thread imports it
-
-        states["torch"] = str(torch.get_rng_state().tolist())
-    for name, value in getattr(data, "__dict__", {}).items():
-        if isinstance(value, random.Random):
-            states[f"self.{name}"] = str(value.getstate())
-        elif isinstance(value, np.random.Generator):
-            states[f"self.{name}"] = str(value.bit_generator.state)
-    return states
 
 
 def _are_columns(raw: Any, count: int) -> bool:
