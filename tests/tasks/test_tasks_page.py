@@ -84,7 +84,7 @@ def test_what_is_quoted_stands_in_an_example_that_a_test_trains(block: Block) ->
 
 
 def test_each_kind_is_quoted() -> None:
-    assert len(EXCERPTS) >= 8
+    assert len(EXCERPTS) >= 9
     for name in ("parts.py", *SIDES.values()):
         assert f"](../examples/four_ways/{name})" in PAGE
 
